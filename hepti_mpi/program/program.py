@@ -23,7 +23,7 @@ from solver.base.spans import Span
 from solver.model.kinds.attention import GroupedAttention
 from solver.model.kinds.part import ROW, Part
 from solver.plan.decoder_plan import ROWS_BY_MPI
-from solver.plan.layout import Box, Layout
+from solver.plan.layout import Box
 from solver.schedule.regions import boxes, lengths
 from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep, unfolded
 
@@ -132,22 +132,18 @@ class OwnExchange:
 
     Parameters
     ----------
-    have, want
-        What all ranks have, and want.
     source
         The name of the place from which this rank sends.
     """
 
     step: ExchangeStep
-    have: Layout
-    want: Layout
     rank: int
     source: str
 
     @property
     def used(self) -> list[tuple[str, Box]]:
         """The boxes that it has of values, by the names of their places."""
-        places = (self.source, self.have), (self.step.value.name, self.want)
+        places = zip((self.source, self.step.value.name), self.step.layouts(), strict=True)
         return [(name, box) for name, layout in places for box in layout.boxes[self.rank]]
 
 
@@ -193,7 +189,7 @@ def _own_parts(steps: Sequence[AnyStep], rank: int) -> Iterator[OwnCompute | Own
             continue
         name = step.value.name
         first = step.partial or name not in summed  # else from where the sum is
-        yield OwnExchange(step, *step.layouts(), rank, f"{name} +" if first and name in apart else name)
+        yield OwnExchange(step, rank, f"{name} +" if first and name in apart else name)
 
 
 def _own_compute(step: ComputeStep, rank: int, apart: Collection[str]) -> OwnCompute:
@@ -313,8 +309,11 @@ class Program:
 
     def _exchange(self, step: OwnExchange, called: Called, coding: Coding, *, equal: bool) -> None:
         """Bind an exchange, where this rank has part in it; once, where others go from and to the same places."""
-        pieces = [(box, self._places.view(called(step.source), box)) for box in step.have.boxes[step.rank]]
-        places = [(box, self._places.view(called(step.step.value.name), box)) for box in step.want.boxes[step.rank]]
+        names = step.source, step.step.value.name
+        pieces, places = (
+            [(box, self._places.view(called(name), box)) for box in layout.boxes[step.rank]]
+            for name, layout in zip(names, step.step.layouts(), strict=True)
+        )
         key = id(step), *(array.ctypes.data for _, array in (*pieces, *places))
         if key not in self._exchanges:
             self._exchanges[key] = exchange_calls(

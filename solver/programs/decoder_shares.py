@@ -202,9 +202,8 @@ def _lines(
     def attends(unit: int) -> Floats:
         heads, found = min(unit * sizes[0], task.totals[0]), np.zeros(s.devices)
         for layer, often in task.kinds:
-            kv = layer.attention.kv_span(Span(0, heads)).size
             for rows, behind in passes:
-                found += often * s.attention_s(layer.attention, heads, kv, rows, behind)
+                found += often * s.attention_s(layer.attention, heads, rows, behind)
         return found
 
     def computes(unit: int) -> Floats:
@@ -434,8 +433,7 @@ def _of_token(task: StageTask, k: int, own: Sequence[int], rows: int, behind: in
     s, layer, seconds = task.s, task.s.model.layers[task.layers.start], np.zeros(task.s.devices)
     for rank, count in enumerate(own):
         if count and k == 0:
-            kv = layer.attention.kv_span(Span(0, count)).size
-            seconds[rank] = s.attention_s(layer.attention, count, kv, rows, behind)[rank]
+            seconds[rank] = s.attention_s(layer.attention, count, rows, behind)[rank]
         elif count:
             seconds[rank] = (s.mlp_s(layer.mlp, count, rows) if k == 1 else s.words_s(count))[rank]
     return seconds

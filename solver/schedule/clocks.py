@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TypeVar
 
 import numpy as np
@@ -70,7 +70,7 @@ class Moment:
         return Moment(self.ready + seconds, self.computed_at + seconds[..., None], self.waited)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Messages:
     """What ranks send each other of what they have computed.
 
@@ -86,12 +86,12 @@ class Messages:
     sending: Floats
     taking: Floats
 
-    @property
+    @cached_property
     def sent(self) -> Floats:
         """Bytes that every rank sends, [..., p]."""
         return np.asarray(self.moved.sum((-3, -1)))
 
-    @property
+    @cached_property
     def received(self) -> Floats:
         """Bytes that every rank receives, [..., p]."""
         return np.asarray(self.moved.sum((-3, -2)))

@@ -98,8 +98,27 @@ class PlacedPart:
         return bool((there(self.own).sum(-1) > 1).any())
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LayerStep:
+    """What steps have in common.
+
+    Parameters
+    ----------
+    run, layers
+        The layers that it stands for, as of `schedule`, and those after which it is done.
+    """
+
+    run: Span = NOWHERE
+    layers: Span = NOWHERE
+
+    @property
+    def repeats(self) -> int:
+        """How often it is done."""
+        return max(self.run.size, 1)
+
+
 @dataclass(frozen=True, eq=False)
-class ExchangeStep:
+class ExchangeStep(LayerStep):
     """Every rank gets what it wants of a value; of summands the sum.
 
     Parameters
@@ -112,8 +131,6 @@ class ExchangeStep:
         What they want.
     partial
         Whether what they have are summands.
-    run, layers
-        The layers that it stands for, as of `schedule`, and those after which it is done.
     """
 
     name: str
@@ -121,13 +138,11 @@ class ExchangeStep:
     have: tuple[Region, ...]
     want: Region
     partial: bool = False
-    run: Span = NOWHERE
-    layers: Span = NOWHERE
 
-    @property
-    def repeats(self) -> int:
-        """How often it is done."""
-        return max(self.run.size, 1)
+    @cached_property
+    def lies(self) -> tuple[bytes, ...]:
+        """What tells it from other exchanges of values of this shape: who has and wants what."""
+        return tuple(spans.tobytes() for region in (*self.have, self.want) for spans in region.values())
 
     @cached_property
     def moved(self) -> Lengths:
@@ -179,7 +194,7 @@ class ExchangeStep:
 
 
 @dataclass(frozen=True, eq=False)
-class ComputeStep:
+class ComputeStep(LayerStep):
     """A run of parts.
 
     Parameters
@@ -188,19 +203,10 @@ class ComputeStep:
         The parts, and who computes what of them.
     leaves
         The names of the values that are read after it.
-    run, layers
-        As of an exchange.
     """
 
     placed: tuple[PlacedPart, ...]
     leaves: frozenset[str] = frozenset()
-    run: Span = NOWHERE
-    layers: Span = NOWHERE
-
-    @property
-    def repeats(self) -> int:
-        """How often it is done."""
-        return max(self.run.size, 1)
 
     @cached_property
     def parts(self) -> tuple[tuple[Part, Region], ...]:
@@ -299,7 +305,8 @@ class _Builder:
             self.bring(name, box)
         if runs:
             last = runs[-1][0].part.writes.name
-            self.steps.append(ComputeStep(tuple(own for own, _ in runs), leaves, *self._when(last)))
+            run, made = self._when(last)
+            self.steps.append(ComputeStep(tuple(own for own, _ in runs), leaves, run=run, layers=made))
         for own in live:
             self.have[own.part.writes.name] = (own.box,)
             if own.partial:

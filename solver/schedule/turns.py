@@ -36,15 +36,11 @@ class Moved:
         And what goes then, with the CPU seconds in which what comes is taken.
     wire
         The seconds until all is there, if it leaves everywhere at once.
-    sent, received
-        Bytes.
     """
 
     before: Floats
     messages: Messages
     wire: Floats
-    sent: Floats
-    received: Floats
 
     @property
     def after(self) -> Floats:
@@ -147,7 +143,7 @@ def _advanced(now: Moment, turn: _Turn, costs: Costs) -> tuple[Moment, PricedSte
         now = computed(costs.machine, now, to_compute[..., None, :], unrest)
         now, to_compute = exchanged(costs.machine, now, moved.messages, unrest), np.zeros_like(own_s)
         own_s, wire_s = own_s + moved.before + moved.after, wire_s + moved.wire
-        sent, received = sent + moved.sent, received + moved.received
+        sent, received = sent + moved.messages.sent, received + moved.messages.received
     if not turn.exchanges:
         now = computed(costs.machine, now, to_compute[..., None, :], _unrest(to_compute))
     times = Times(own_s, wire_s, np.full_like(now.ready, now.last - began))

@@ -6,7 +6,7 @@ Letters as in `solver.model.decoder`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -65,9 +65,7 @@ class GroupedAttention:
 
     def kv_span(self, heads: Span) -> Span:
         """Return the key and value heads that some query heads need."""
-        if not heads.size:
-            return Span(0, 0)
-        return Span(heads.start // self.group, -(-heads.stop // self.group))
+        return Span(*self._kv_ends(heads.start, heads.stop)) if heads.size else Span(0, 0)
 
     def check(self) -> None:
         """Refuse widths that fit nothing."""
@@ -127,4 +125,8 @@ class GroupedAttention:
 
     def _kv_of(self, region: Region) -> Spans:
         start, stop = region[HEAD][..., 0], region[HEAD][..., 1]
-        return np.stack([start // self.group, -(-stop // self.group)], -1) * (stop > start)[..., None]
+        return np.stack(self._kv_ends(start, stop), -1) * (stop > start)[..., None]
+
+    def _kv_ends(self, start: Any, stop: Any) -> tuple[Any, Any]:
+        """Return between which key and value heads those of query heads lie; also of many, [...]."""
+        return start // self.group, -(-stop // self.group)

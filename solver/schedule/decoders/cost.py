@@ -16,19 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from solver.base.spans import Span
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats, Kernel
 from solver.cluster.decoder_curves import DecoderPart, DecoderSpeeds
-from solver.model.decoder import Decoder
+from solver.model.decoder import Decoder, head_parts
 from solver.model.kinds.attention import GroupedAttention
 from solver.model.kinds.mlp import GatedMlp
-from solver.model.kinds.part import HEAD, ROW, Part, Region
+from solver.model.kinds.part import FFN, HEAD, KV, ROW, WORD, Part, Region
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage
 from solver.plan.plan import Wire
 from solver.schedule.clocks import Messages
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
-from solver.schedule.decoders.memory import attention_bytes, mlp_bytes, rank_memory, words_bytes
+from solver.schedule.decoders.memory import rank_memory
 from solver.schedule.decoders.steps import (
     CANDIDATE_NUMBERS,
     CODED,
@@ -93,30 +94,26 @@ class DecoderSetting:
         """Number of devices, p."""
         return len(self.speeds)
 
-    def attention_s(self, attention: GroupedAttention, heads: int, kv_heads: int, rows: int, behind: int) -> Floats:
+    def attention_s(self, attention: GroupedAttention, heads: int, rows: int, behind: int) -> Floats:
         """Return the seconds of so many heads on every device, [p], for rows behind so many tokens."""
-        key = attention, heads, kv_heads, rows, behind
-        if key not in self.kept:
-            size = attention_bytes(self.model, attention, heads, kv_heads, PRECISIONS[self.precision])
-            pairs = rows * seen(attention, rows, behind) * heads * attention.head_dim
-            self.kept[key] = self._part_s(DecoderPart.ATTENTION, rows, size) + pairs * np.array(
-                [own.cached[self.cache].at(rows) for own in self.speeds]
-            )
-        return np.asarray(self.kept[key])
+        kv_heads = attention.kv_span(Span(0, heads)).size
+        return self._kind_s(attention, {ROW: rows, HEAD: heads, KV: kv_heads}, behind)
 
     def mlp_s(self, mlp: GatedMlp, columns: int, rows: int) -> Floats:
         """Return the seconds of so many columns on every device, [p]."""
-        key = mlp, columns
-        if key not in self.kept:
-            self.kept[key] = mlp_bytes(self.model, mlp, columns, PRECISIONS[self.precision])
-        return self._part_s(DecoderPart.MLP, rows, self.kept[key])
+        return self._kind_s(mlp, {ROW: rows, FFN: columns})
 
-    def words_s(self, words: int, rows: int = 1) -> Floats:
-        """Return the seconds of so many words of some rows on every device, [p]."""
-        key = "words", words
-        if key not in self.kept:
-            self.kept[key] = words_bytes(self.model, words, PRECISIONS[self.precision])
-        return self._part_s(DecoderPart.HEAD, rows, self.kept[key])
+    def words_s(self, words: int) -> Floats:
+        """Return the seconds of so many words of a row on every device, [p]."""
+        return self._kind_s("head", {ROW: 1, WORD: words})
+
+    def _kind_s(self, kind: GroupedAttention | GatedMlp | str, units: Mapping[str, int], behind: int = 0) -> Floats:
+        """Return the seconds of all parts of a kind of block."""
+        if (key := ("parts", kind)) not in self.kept:
+            x = self.model.stream.value("x", 1)
+            own = head_parts(self.model, x) if isinstance(kind, str) else kind.parts("x", self.model.stream, x)
+            self.kept[key] = own
+        return self.block_s(self.kept[key], units, behind)
 
     def block_s(self, parts: Sequence[Part], units: Mapping[str, int], behind: int) -> Floats:
         """Return the seconds of some parts of a block on every device, [p], for rows behind so many tokens.
@@ -231,8 +228,7 @@ def _one_after_the_other(steps: Sequence[Moved]) -> SumTimes:
 
 def moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
     """Return what an exchange takes: of its messages' CPU time, what is sent counts before and what arrives after."""
-    lies = tuple(spans.tobytes() for region in (*step.have, step.want) for spans in region.values())
-    key = step.name in CODED, step.value.shape, step.partial, lies
+    key = step.name in CODED, step.value.shape, step.partial, step.lies
     if key not in s.kept:
         s.kept[key] = _moved(s, step)
     found: Moved = s.kept[key]
@@ -262,7 +258,7 @@ def _with_messages(s: DecoderSetting, matrix: Floats, before: Floats | float, af
     handling = number * (s.message_s + np.maximum(longer, 0.0))
     leaving = handling * sent / np.maximum(total, 1)
     messages = Messages(matrix[None], np.zeros(s.devices), after + handling - leaving)
-    return Moved(before + leaving, messages, messages.wire_s(s.machine.network), sent, received)
+    return Moved(before + leaving, messages, messages.wire_s(s.machine.network))
 
 
 def sent_over(s: DecoderSetting, sizes: Sequence[tuple[int, int, float]]) -> SumTimes:
@@ -297,13 +293,13 @@ def _passes(
     computing, begins = cache(partial(_computing, s, behind)), ComputeStep(())
     parts, key = _parts(s, plans[0], rows, chosen), (plans[0].structure, rows, chosen)
     if key not in s.kept:
-        s.kept[key] = (begins, *planned(parts, plans[0])), cache(partial(moved, s))
-    steps, moving = s.kept[key]
-    if follow_crew(steps):
-        yield planned_alike(steps, plans), Costs(s.machine, computing, moving)
+        s.kept[key] = begins, *planned(parts, plans[0])
+    costs = Costs(s.machine, computing, partial(moved, s))
+    if follow_crew(s.kept[key]):
+        yield planned_alike(s.kept[key], plans), costs
         return
     for plan in plans:
-        yield (begins, *planned(parts, plan)), Costs(s.machine, computing, cache(partial(moved, s)))
+        yield (begins, *planned(parts, plan)), costs
 
 
 def _seconds(s: DecoderSetting, plans: Sequence[DecoderPlan], rows: int, behind: int, chosen: int) -> Floats:

@@ -125,7 +125,7 @@ def planned(parts: PassParts, plan: DecoderPlan) -> tuple[AnyStep, ...]:
     layers = [(span, [placed.cut(spans) for placed in some]) for span, some in parts.layers]
     given = {STREAM: (parts.begin, some_have(parts.begin, plan.stages[0].ranks, ranks))}
     body = schedule(layers, given, lambda size: size >= plan.two_steps_from, parts.names)
-    return _tokens(plan, parts.begin), *body, *(_candidates(plan, parts.chosen) if parts.chosen else ())
+    return _tokens(plan, parts.begin), *body, *([_candidates(plan, parts.chosen)] if parts.chosen else ())
 
 
 def follow_crew(steps: Iterable[AnyStep]) -> bool:
@@ -212,8 +212,8 @@ def _tokens(plan: DecoderPlan, stream: Value) -> ExchangeStep:
     return ExchangeStep("tokens", value, (some_have(value, [0], len(plan.devices)),), {NUMBER: want})
 
 
-def _candidates(plan: DecoderPlan, chosen: int) -> Iterator[ExchangeStep]:
-    """Yield how rank 0 hears of everybody's work, and of the likeliest words; in numbers of float32."""
+def _candidates(plan: DecoderPlan, chosen: int) -> ExchangeStep:
+    """Return how rank 0 hears of everybody's work, and of the likeliest words; in numbers of float32."""
     at_work = {rank for stage in plan.stages for rank in stage.ranks}
     having = [
         2 * (OWN + CANDIDATE_NUMBERS * chosen * (words.size > 0)) * (rank in at_work)
@@ -221,4 +221,4 @@ def _candidates(plan: DecoderPlan, chosen: int) -> Iterator[ExchangeStep]:
     ]
     value = Value("candidates", (NUMBER,), (sum(having),))
     have = {NUMBER: _spans([Partition.of_counts(having)])}
-    yield ExchangeStep("candidates", value, (have,), some_have(value, [0], len(plan.devices)))
+    return ExchangeStep("candidates", value, (have,), some_have(value, [0], len(plan.devices)))

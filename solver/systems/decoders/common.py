@@ -61,7 +61,7 @@ def whole_layers(s: DecoderSetting, cluster: Cluster, asked: TokenRequest) -> Wh
     for layer in model.layers:
         own = layer.attention
         for rows, behind, often in passes:
-            seconds += often * s.attention_s(own, own.heads, own.kv_heads, rows, behind)
+            seconds += often * s.attention_s(own, own.heads, rows, behind)
             seconds += often * s.mlp_s(layer.mlp, layer.mlp.ffn, rows)
     tokens, held = asked.context * asked.sequences, HELD[asked.precision]
     size = max(

@@ -175,7 +175,7 @@ def test_a_prompt_goes_in_chunks_and_its_end_has_the_head():
 
     def bodies(chunks_of_prompt, rows_of_mlp):
         """Of the last layer's MLP only the row is computed whose word is asked for."""
-        attention = sum(2 * s.attention_s(layer.attention, 8, 4, *chunk)[0] for chunk in chunks_of_prompt)
+        attention = sum(2 * s.attention_s(layer.attention, 8, *chunk)[0] for chunk in chunks_of_prompt)
         return attention + sum(s.mlp_s(layer.mlp, 128, rows)[0] for rows in rows_of_mlp)
 
     assert list(chunks(300)) == [(256, 0), (44, 256)]
