@@ -28,7 +28,7 @@ from solver.model.convnet import HEADS, ConvNet
 from solver.model.kinds.weight import PRECISIONS
 from solver.model.named import DECOUPLED_NAMES, NAMED_MODELS, named_model
 from solver.model.named_decoders import NAMED_DECODERS, named_decoder
-from solver.model.spec import ModelSpec, TextInput, encoder_blocks, tensor_shapes
+from solver.model.spec import ModelSpec, TextInput, encoder_blocks, norm_of, tensor_shapes
 from solver.models import kind_of_name
 from solver.plan.holdings import TensorSlice
 from weights.convert.convert import convert
@@ -353,7 +353,7 @@ def _print_tables(path: Path, weights: WeightsFile, stored: dict[str, int]) -> N
         ("source", weights.source),
         ("reads", reads),
         ("tokenizer", tokenizer),
-        ("norm, activation", f"{mlp.norm}-norm, {mlp.activation}"),
+        ("norm, activation", f"{norm_of(spec.blocks[-1].stream)}-norm, {mlp.activation}"),
         ("head", ", ".join(head)),
         ("stored as", f"{weights.dtype}, {_mib(path.stat().st_size)}"),
         ("fingerprint", weights.fingerprint),

@@ -12,9 +12,9 @@ from hepti_mpi.kernels import numpy_kernels
 from hepti_mpi.kernels.products import AddResidual, Graph, Linear, MakeGraph, Norm, Operation
 from hepti_mpi.kernels.relative import Relative
 from solver.base.arrays import Array
-from solver.model.attention import Attention
-from solver.model.blocks import Block
-from solver.model.mlp import Mlp
+from solver.model.blocks import BlockKind
+from solver.model.kinds.attention import Attention
+from solver.model.kinds.mlp import Mlp
 from solver.model.spec import ModelSpec
 from solver.plan.changes import BlockShare, layer_shares
 from solver.plan.plan import Plan
@@ -75,7 +75,7 @@ def rank_layers(
 
 def block_kernels(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:
     """Make the kernels of a rank's share of a block."""
-    return KINDS[type(share.block)](make, share, w)
+    return KINDS[type(share.block.kind)](make, share, w)
 
 
 def attention(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:
@@ -93,16 +93,16 @@ def attention(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKerne
     else:
         into = [make([Linear(weight, bias)])] * 2
     kernels = finished(make, share, into, [Linear(w["out"], None)], w, weight.shape[0] // 3, avoided)
-    assert isinstance(share.block, Attention)
-    if not share.block.buckets:
+    assert isinstance(share.block.kind, Attention)
+    if not share.block.kind.buckets:
         return kernels
-    return replace(kernels, relative=Relative(w["relative"].reshape(-1, share.block.buckets)))
+    return replace(kernels, relative=Relative(w["relative"].reshape(-1, share.block.kind.buckets)))
 
 
 def mlp(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:
     """Make the kernels of the feed-forward block."""
-    assert isinstance(share.block, Mlp)
-    up, down = Linear(w["into"], w["into_bias"], share.block.activation), Linear(w["out"], None)
+    assert isinstance(share.block.kind, Mlp)
+    up, down = Linear(w["into"], w["into_bias"], share.block.kind.activation), Linear(w["out"], None)
     if share.grid:
         up = Linear(np.ascontiguousarray(w["into"].T), None)
     # By rows in one graph, but where another stage has the other half.
@@ -111,8 +111,8 @@ def mlp(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:
     return finished(make, share, into, rest, w, w["into"].shape[0])
 
 
-# By the class of a block: what makes its kernels.
-KINDS: dict[type[Block], Callable[[MakeGraph, BlockShare, BlockWeights], BlockKernels]] = {
+# By the class of a block's kind: what makes its kernels.
+KINDS: dict[type[BlockKind], Callable[[MakeGraph, BlockShare, BlockWeights], BlockKernels]] = {
     Attention: attention,
     Mlp: mlp,
 }
@@ -123,10 +123,10 @@ def finished(
     avoided: numpy_kernels.KeyWeights | None = None,
 ) -> BlockKernels:  # fmt: skip
     """Make a block's kernels, of which `rest` are the products behind `into`, and then come residual and norm."""
-    block = share.block
-    norm = Norm(w["norm"], w["norm_bias"], block.norm_eps)
-    behind: list[Operation] = [AddResidual(w["out_bias"]), *([norm] if block.norm == "post" else [])]
+    stream = share.block.stream
+    norm = Norm(w["norm"], w["norm_bias"], stream.eps)
+    behind: list[Operation] = [AddResidual(w["out_bias"]), *([norm] if stream.sum_norms else [])]
     last = make([*rest, *behind] if share.alone else behind)
     out = last if share.alone else make(rest)
-    in_front = make([norm]) if block.norm == "pre" else None
+    in_front = make([norm]) if stream.pre_norms else None
     return BlockKernels(tuple(into), w["into_bias"], out, last, in_front, width, avoided)

@@ -225,8 +225,8 @@ def _block(pieces: Mapping[str, TensorSlice], block: Block) -> tuple[BlockWeight
     """Allocate a block's arrays, and name the place in them of every tensor: those of a part lie one below another."""
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}
     for tensor in block.tensors:
-        empty = tensor.shape if tensor.inner is None else (0, *tensor.shape[1:])
-        field = f"{tensor.part}_bias" if tensor.name.endswith("/bias") else f"{tensor.part}"
+        empty = (0, *tensor.shape[1:]) if tensor.axis else tensor.shape
+        field = f"{tensor.use}_bias" if tensor.name.endswith("/bias") else f"{tensor.use}"
         shapes.setdefault(field, {})[tensor.name] = pieces[tensor.name].shape if tensor.name in pieces else empty
     arrays: dict[str, Array] = {}
     places: dict[str, Array] = {}

@@ -33,7 +33,7 @@ from solver.base.arrays import Array
 from solver.base.spans import Partition, Span, tiles
 from solver.cluster.curves import Kernel
 from solver.model.blocks import Axis, Block, Cut
-from solver.model.mlp import Mlp
+from solver.model.kinds.mlp import Mlp
 from solver.model.spec import ModelSpec
 from solver.model.sublayers import HALVES
 from solver.plan.changes import ALONE
@@ -304,8 +304,8 @@ def _at_once(here: BlockState, step: steps.AtOnce) -> None:
         added = _added(here, everything)
         here.inner = _attend_at_once(q, k, v, pieces, call.head_dim, run.backend, added)
     elif call.kernel is Kernel.ACTIVATE:
-        assert isinstance(here.block, Mlp)
-        here.inner = numpy_kernels.ACTIVATIONS[here.block.activation](here.inner)
+        assert isinstance(here.block.kind, Mlp)
+        here.inner = numpy_kernels.ACTIVATIONS[here.block.kind.activation](here.inner)
     else:
         assert here.plan.columns is not None
         here.inner = here.w.out(here.inner) if here.plan.columns[run.group.rank].size else here.inner

@@ -98,7 +98,7 @@ def random_numbers() -> Array:
 
 def kernel_grids(spec: ModelSpec, backend: Backend, group: Group) -> Mapping[Kernel, KernelGrid]:
     """Return what is timed, kernel by kernel."""
-    attention, mlp = encoder_blocks(spec)
+    (attention, mlp), block = encoder_blocks(spec), spec.blocks[-1]
     H, F, d, make = spec.hidden, mlp.ffn, attention.head_dim, backend.product
     numbers = random_numbers()
     small = 0.02 * numbers
@@ -115,9 +115,9 @@ def kernel_grids(spec: ModelSpec, backend: Backend, group: Group) -> Mapping[Ker
         return lambda: backend.attend(q, k, k, [(slice(0, rows), slice(0, keys))], d)
 
     # A block of which only the products are missing.
-    norm = Norm(vector[:H], vector[:H], mlp.norm_eps)
-    last = backend.graph([AddResidual(vector[:H]), *([norm] if mlp.norm == "post" else [])])
-    nothing = BlockKernels((), vector, last, last, backend.graph([norm]) if mlp.norm == "pre" else None, F)
+    norm = Norm(vector[:H], vector[:H], block.stream.eps)
+    last = backend.graph([AddResidual(vector[:H]), *([norm] if block.stream.sum_norms else [])])
+    nothing = BlockKernels((), vector, last, last, backend.graph([norm]) if block.stream.pre_norms else None, F)
 
     def pass_on(rows: int, _: int) -> TimedCall:
         plan = BlockPlan(mlp.name, Cut.ROWS, norm=StreamLayout.ROWS, rows=(1.0,))
@@ -125,7 +125,7 @@ def kernel_grids(spec: ModelSpec, backend: Backend, group: Group) -> Mapping[Ker
 
         def pass_a_block() -> None:
             stream = Stream(Tiles.here(x[:rows]), plan.row_partition(rows))
-            whole(run_block(stream, mlp, [nothing], plan, run).blocks)
+            whole(run_block(stream, block, [nothing], plan, run).blocks)
 
         return pass_a_block
 

@@ -24,7 +24,7 @@ from solver.base.spans import Span
 from solver.cluster.cluster import MIB
 from solver.cluster.decoder_curves import DecoderPart
 from solver.model.decoder import Decoder, DecoderLayer, head_parts, layer_parts
-from solver.model.kinds.attention import GroupedAttention
+from solver.model.kinds.attention import Attention
 from solver.model.kinds.part import FFN, HEAD, KV, WORD, Part, PartTensor
 from solver.model.kinds.weight import BLOCK, PRECISIONS
 from solver.schedule.decoders.memory import attention_bytes, mlp_bytes, words_bytes
@@ -101,7 +101,7 @@ class RandomDecoder:
         }
         if part is DecoderPart.ATTENTION:
             kind = last.kind
-            assert isinstance(kind, GroupedAttention)
+            assert isinstance(kind, Attention)
             inputs |= {"last": np.array([behind + rows - 1], np.int32), "total": np.array([behind + rows], np.int32)}
             inputs["places"] = behind + np.arange(rows)[None]
             if kind.rope is not None:

@@ -20,7 +20,7 @@ from hepti_mpi.comm.wires import EXACT, Coding
 from hepti_mpi.program.share import Passes, RankRun, Share, key_of, rank_run
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
-from solver.model.kinds.attention import GroupedAttention
+from solver.model.kinds.attention import Attention
 from solver.model.kinds.part import ROW, Part
 from solver.plan.decoder_plan import ROWS_BY_MPI
 from solver.plan.layout import Box
@@ -301,7 +301,7 @@ class Program:
                 inputs[f"{name}.scale"] = kept.scales[number]
         if not (kept.scales and shape.scales):
             return inputs, outputs, None
-        assert isinstance(part.kind, GroupedAttention)
+        assert isinstance(part.kind, Attention)
         width = kept.kv.size * kept.cache[0].shape[-1]
         keys, values = (np.empty((shape.sequences, shape.rows, width), np.float32) for _ in "kv")
         outputs |= {"keys": keys, "values": values}

@@ -15,7 +15,7 @@ from hepti_mpi.program.source import FileSource, Reads
 from hepti_mpi.program.state import HeadsLayout, KeptHeads, move_heads
 from solver.base.arrays import Array
 from solver.base.spans import Span, tiles
-from solver.model.kinds.attention import GroupedAttention, Rope
+from solver.model.kinds.attention import Attention, Rope
 from solver.model.kinds.part import HEAD, ROW, WORD, Part, Value
 from solver.model.kinds.weight import PRECISIONS
 from solver.schedule.regions import there
@@ -92,7 +92,7 @@ class Passes(Protocol):
     def given(self, rows: int) -> Value:
         """Return what a pass of rows begins with."""
 
-    def kept(self) -> Iterable[tuple[str, GroupedAttention, Sequence[Span]]]:
+    def kept(self) -> Iterable[tuple[str, Attention, Sequence[Span]]]:
         """Return of all keys and values their name, the attention, and the query heads of every rank."""
 
 
@@ -151,7 +151,7 @@ class Share(Generic[AnyPasses]):
     def _made(self, run: RankRun, leaves: frozenset[str], source: FileSource) -> ShareGraphs:
         turns: Mapping[str, Array] = {}
         for part, _ in run:
-            if isinstance(part.kind, GroupedAttention):
+            if isinstance(part.kind, Attention):
                 if self.backend == ONNXRUNTIME:
                     check_width(self.passes.name, part.kind, self.passes.precision)
                 if part.kind.rope is not None:
@@ -169,7 +169,7 @@ class Share(Generic[AnyPasses]):
 
     def _keep(self, part: Part, heads: Span, before: Share[AnyPasses] | None) -> None:
         kept, passes = part.reads[1].name, self.passes
-        assert isinstance(part.kind, GroupedAttention)
+        assert isinstance(part.kind, Attention)
         if before is not None and kept in before.state and before._heads(kept)[self.rank] == heads:
             self.state[kept] = before.state[kept]
             return

@@ -18,7 +18,7 @@ from hepti_mpi.comm.wires import EXACT
 from hepti_mpi.kernels.kinds.heads import Heads, runs_of, wide
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
-from solver.model.kinds.attention import GroupedAttention, Rope
+from solver.model.kinds.attention import Attention, Rope
 from solver.plan.layout import Box, Layout
 
 INT8_LARGEST = 127
@@ -48,7 +48,7 @@ class KeptHeads:
     scales: tuple[Array, ...] = ()
 
     @classmethod
-    def empty(cls, attention: GroupedAttention, heads: Span, *, sequences: int, context: int, cache: str) -> KeptHeads:
+    def empty(cls, attention: Attention, heads: Span, *, sequences: int, context: int, cache: str) -> KeptHeads:
         """Make room for some query heads."""
         runs = tuple(runs_of(attention, heads))
         shapes = [(sequences, run.kv, context, wide(attention)) for run in runs for _ in "kv"]
@@ -91,7 +91,7 @@ class KeptHeads:
 class HeadsLayout:
     """Where keys and values of a layer lie under a plan: of every rank its query heads."""
 
-    attention: GroupedAttention
+    attention: Attention
     heads: Sequence[Span]
 
     def layouts(self, kept: Sequence[int], *, scales: bool) -> list[Layout]:

@@ -53,7 +53,7 @@ def prepare(spec: ModelSpec, layers: Sequence[LayerWeights], precision: str) -> 
 
 def graph(spec: ModelSpec, layers: Sequence[LayerWeights]) -> onnx.ModelProto:
     """Return the stack of layers; what else can be fused, onnxruntime fuses when it makes the session."""
-    own_attention, own_mlp = encoder_blocks(spec)
+    (own_attention, own_mlp), stream = encoder_blocks(spec), spec.blocks[-1].stream
     nodes: list[onnx.NodeProto] = []
     constants: list[onnx.TensorProto] = []
 
@@ -63,7 +63,7 @@ def graph(spec: ModelSpec, layers: Sequence[LayerWeights]) -> onnx.ModelProto:
 
     def norm(x: str, layer: int, name: str) -> str:
         scales = [f"{layer}/{name}", f"{layer}/{name}_bias"]
-        return add("LayerNormalization", [x, *scales], f"{layer}/{name}/y", epsilon=own_mlp.norm_eps)
+        return add("LayerNormalization", [x, *scales], f"{layer}/{name}/y", epsilon=stream.eps)
 
     def product(x: str, layer: int, name: str) -> str:
         y = add("MatMul", [x, f"{layer}/{name}"], f"{layer}/{name}/x")
@@ -84,7 +84,7 @@ def graph(spec: ModelSpec, layers: Sequence[LayerWeights]) -> onnx.ModelProto:
     for layer, weights in enumerate(layers):
         constants += [numpy_helper.from_array(value, f"{layer}/{name}") for name, value in weights.items()]
         for name, block in (("attention", attention), ("mlp", mlp)):
-            if own_mlp.norm == "pre":
+            if stream.pre_norms:
                 x = add("Add", [x, block(norm(x, layer, f"{name}_norm"), layer)], f"{layer}/{name}/sum")
             else:
                 x = norm(add("Add", [x, block(x, layer)], f"{layer}/{name}/sum"), layer, f"{name}_norm")

@@ -26,8 +26,8 @@ def prepare(spec: ModelSpec, layers: Sequence[LayerWeights], precision: str) -> 
         raise HeptiError(f"torch runs in float32 here, not in {precision}: take onnxruntime")
     # As torch keeps weights: [out, in].
     tensors = [{name: torch.from_numpy(value.T.copy()) for name, value in w.items()} for w in layers]
-    own_attention, own_mlp = encoder_blocks(spec)
-    H, A, eps = spec.hidden, own_attention.heads, own_mlp.norm_eps
+    (own_attention, own_mlp), stream = encoder_blocks(spec), spec.blocks[-1].stream
+    H, A, eps = spec.hidden, own_attention.heads, stream.eps
     activation = ACTIVATIONS[own_mlp.activation]
 
     def attention(x: torch.Tensor, w: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -46,7 +46,7 @@ def prepare(spec: ModelSpec, layers: Sequence[LayerWeights], precision: str) -> 
         x = torch.from_numpy(array)
         with torch.inference_mode():
             for w in tensors:
-                if own_mlp.norm == "pre":
+                if stream.pre_norms:
                     x = x + attention(norm(x, w, "attention_norm"), w)
                     x = x + mlp(norm(x, w, "mlp_norm"), w)
                 else:

@@ -1,6 +1,6 @@
 """What a block of a layer is: which axis of it can be shared out, its tensors, and how it may be cut.
 
-A kind of block is a class with a file of its own: `solver.model.attention`, `solver.model.mlp`. Matrices lie so that
+A kind of block is a class with a file of its own in `solver.model.kinds`. Matrices lie so that
 the axis that ranks share out is the first: those of the first product as [out, in] (y = x Wᵀ), that of the second as
 [in, out] (y = x W). Letters as in `solver.model.spec`.
 """
@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import ClassVar
 
 from solver.base.errors import HeptiError, InfeasiblePlanError
-from solver.model.precision import FLOAT32, Precision
+from solver.model.kinds.part import PartTensor, Residual
 
 
 class Cut(StrEnum):
@@ -50,64 +51,14 @@ class Inner:
     unit: int = 1
 
 
-class TensorUse(StrEnum):
-    """Where in its block a tensor is used."""
+class BlockKind:
+    """What is computed in a block: the base of its kinds, which are frozen dataclasses."""
 
-    INTO = "into"  # the first product, which makes the inner columns
-    OUT = "out"  # the second, which sums over them
-    NORM = "norm"
-    RELATIVE = "relative"  # added to scores, by the distance between two rows
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor of a block."""
-
-    name: str  # behind the prefix of its layer
-    shape: tuple[int, ...]
-    part: TensorUse
-    inner: Inner | None = None  # shares out the first dimension
-
-    @property
-    def everywhere(self) -> bool:
-        """Whether all hold it who take part in a layer: norms and last biases, which go with the residual."""
-        return self.inner is None and len(self.shape) == 1
-
-    @property
-    def summed(self) -> int | None:
-        """The dimension that its product sums over; a vector has none."""
-        return None if len(self.shape) == 1 else int(self.part is TensorUse.INTO)
-
-    def sublayer(self, norm: str) -> int:
-        """Return which sub-layer of its block needs it, 0 or 1, where a block's norm is "pre" or "post"."""
-        return int(self.part is TensorUse.OUT or (self.part is TensorUse.NORM and norm == "post"))
-
-    def held_bytes(self, precision: Precision = FLOAT32, units: int | None = None, columns: int | None = None) -> int:
-        """Return its bytes as held; those of so many units of its axis, or of so many columns, if one is given."""
-        length = self.shape[0] if units is None or self.inner is None else units * self.inner.unit
-        return precision.bytes_of((length, *(self.shape[1:] if columns is None else (columns,))), self.summed)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """A block of a layer: adds to the stream what it computes of it, with a norm in front or behind.
-
-    Parameters
-    ----------
-    hidden
-        H, the width of the stream.
-    norm
-        "post": the sum is normed (BERT, RoBERTa, DistilBERT); "pre": what the block computes of is (ViT, DeiT).
-    norm_eps
-        Is added to the variance.
-    """
-
-    name: ClassVar[str]  # of the kind, and in front of its tensors' names
+    name: ClassVar[str]  # and in front of its tensors' names
+    curve: ClassVar[str] = ""  # which measured curve says what its parts take together
     inner_key: ClassVar[str] = "inner"  # the name of its heads or columns in a plan file
     inputs_first: ClassVar[tuple[str, ...]] = ()  # names of its matrices that lie as [in, out]
-    hidden: int
-    norm: str = "post"
-    norm_eps: float = 1e-12
+    __slots__ = ()
 
     def check(self) -> None:
         """Refuse widths that fit nothing.
@@ -117,32 +68,16 @@ class Block:
         HeptiError
             Naming the field.
         """
-        for field in dataclasses.fields(self):
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
             size = getattr(self, field.name)
             least = 0 if field.default == 0 else 1
             if type(size) is int and size < least:
                 raise HeptiError(f"{field.name} is {size}, must be at least {least}")
-        one_of("norm", self.norm, ("post", "pre"))
 
     @property
     def inner(self) -> Inner | None:
         """What can be shared out besides rows."""
         return None
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Its tensors, in file order."""
-        raise NotImplementedError
-
-    @property
-    def shared(self) -> list[Tensor]:
-        """The tensors that only who has a share of the block holds."""
-        return [tensor for tensor in self.tensors if not tensor.everywhere]
-
-    @property
-    def cuts(self) -> tuple[Cut, ...]:
-        """How it may be cut in layers that are not decoupled."""
-        return (Cut.ROWS, Cut.WHOLE) if self.inner is None else (Cut.ROWS, Cut.WHOLE, Cut.BLOCK, Cut.COLUMNS, Cut.GRID)
 
     @property
     def inner_columns(self) -> int:
@@ -153,6 +88,56 @@ class Block:
     def work_columns(self) -> int:
         """Columns that its computation needs at a time beside the stream."""
         return self.inner_columns
+
+    def tensors(self, name: str, stream: Residual) -> dict[str, PartTensor]:
+        """Return its tensors in a block of this name, by their leaves, in file order."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of an encoder's layer: adds to the stream what it computes of it.
+
+    With a norm of the stream in front, or of the sum behind it, as the stream says.
+    """
+
+    kind: BlockKind
+    stream: Residual
+
+    @property
+    def name(self) -> str:
+        """Of its kind."""
+        return self.kind.name
+
+    @property
+    def hidden(self) -> int:
+        """H, the width of the stream."""
+        return self.stream.hidden
+
+    @property
+    def inner(self) -> Inner | None:
+        """What can be shared out besides rows."""
+        return self.kind.inner
+
+    @property
+    def tensors(self) -> tuple[PartTensor, ...]:
+        """Its tensors within its layer, in file order."""
+        return _tensors(self)
+
+    @property
+    def shared(self) -> list[PartTensor]:
+        """The tensors that only who has a share of the block holds."""
+        return [tensor for tensor in self.tensors if not tensor.everywhere]
+
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """How it may be cut in layers that are not decoupled."""
+        return (Cut.ROWS, Cut.WHOLE) if self.inner is None else (Cut.ROWS, Cut.WHOLE, Cut.BLOCK, Cut.COLUMNS, Cut.GRID)
+
+
+@lru_cache(maxsize=256)
+def _tensors(block: Block) -> tuple[PartTensor, ...]:
+    return tuple(block.kind.tensors(block.name, block.stream).values())
 
 
 def inner_of(block: Block, system: str) -> Inner:
@@ -166,17 +151,6 @@ def inner_of(block: Block, system: str) -> Inner:
     if block.inner is None:
         raise InfeasiblePlanError(f"{system} shares out what is within blocks: {block.name} can be cut by rows only")
     return block.inner
-
-
-def product(name: str, shape: tuple[int, int], part: TensorUse, inner: Inner | None) -> tuple[Tensor, ...]:
-    """Return a product's matrix and bias; the bias is as wide as its result, and only inner columns are shared out."""
-    bias = (shape[:1], part, inner) if part is TensorUse.INTO else (shape[1:], part)
-    return Tensor(f"{name}/weight", shape, part, inner), Tensor(f"{name}/bias", *bias)
-
-
-def norm_tensors(name: str, width: int) -> tuple[Tensor, ...]:
-    """Return a norm's scale and shift."""
-    return tuple(Tensor(f"{name}/{vector}", (width,), TensorUse.NORM) for vector in ("weight", "bias"))
 
 
 def one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 
 from solver.base.errors import HeptiError
 from solver.model.blocks import one_of
-from solver.model.kinds.attention import GroupedAttention, Rope
-from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.attention import Attention, Rope
+from solver.model.kinds.mlp import Mlp
 from solver.model.kinds.part import Part, PartTensor, Residual, Value
 from solver.model.kinds.stream import Head, Join
 from solver.model.kinds.weight import Weight
@@ -28,7 +28,7 @@ from solver.model.kinds.weight import Weight
 KIND = "decoder"  # of a model in a weights file
 # Fields that came later, and what they are without a word: written where they say something else, so that fingerprints
 # of models from before stay.
-_LATER = {"suppressed": (), "pre_norms": True, "whole_norms": False}
+_LATER = {"suppressed": (), "pre_norms": True, "whole_norms": False, "causal": True, "buckets": 0}
 NORMS = ("rms", "layer")
 STREAM = "stream"  # the name of what a pass begins with
 
@@ -37,8 +37,8 @@ STREAM = "stream"  # the name of what a pass begins with
 class DecoderLayer:
     """Attention, then MLP."""
 
-    attention: GroupedAttention
-    mlp: GatedMlp
+    attention: Attention
+    mlp: Mlp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +103,8 @@ class Decoder:
             for layer in self.layers:
                 layer.attention.check()
                 layer.mlp.check()
+                if not layer.attention.causal or layer.attention.buckets:
+                    raise HeptiError(f"attention is {layer.attention}: a language model's is causal, without buckets")
         except HeptiError as error:
             raise HeptiError(f"model {self.name}: {error}") from error
 
@@ -144,7 +146,7 @@ class Decoder:
             raise HeptiError(f"model description is damaged or of a newer version: {error}") from error
 
 
-def _told(owner: Decoder | GroupedAttention | GatedMlp) -> dict[str, Any]:
+def _told(owner: Decoder | Attention | Mlp) -> dict[str, Any]:
     """Return the fields of an owner, those that came later only where they say something."""
     fields = dataclasses.asdict(owner)
     return {name: value for name, value in fields.items() if name not in _LATER or value != _LATER[name]}
@@ -155,7 +157,7 @@ def _layer(table: Mapping[str, Any]) -> DecoderLayer:
     if attention["rope"] is not None:
         rope = attention["rope"]
         attention["rope"] = Rope(frequencies=tuple(rope["frequencies"]), factor=rope["factor"])
-    return DecoderLayer(attention=GroupedAttention(**attention), mlp=GatedMlp(**table["mlp"]))
+    return DecoderLayer(attention=Attention(**attention), mlp=Mlp(**table["mlp"]))
 
 
 def decoder_tensors(model: Decoder) -> dict[str, Weight]:

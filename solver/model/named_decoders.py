@@ -9,8 +9,8 @@ from typing import Any
 from solver.base.errors import HeptiError
 from solver.base.phrases import did_you_mean
 from solver.model.decoder import Decoder, DecoderLayer
-from solver.model.kinds.attention import GroupedAttention, Rope
-from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.attention import Attention, Rope
+from solver.model.kinds.mlp import Mlp
 from solver.model.named import MOST_LAYERS
 from solver.model.rotary import rope_of
 
@@ -37,8 +37,8 @@ def _decoder(
     name: str, layers: int, heads: int, kv_heads: int, head_dim: int, ffn: int, rope: Rope, *, qk_norm: bool = False,
     **facts: Any,
 ) -> Decoder:  # fmt: skip
-    attention = GroupedAttention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope=rope, qk_norm=qk_norm)
-    layer = DecoderLayer(attention=attention, mlp=GatedMlp(ffn=ffn))
+    attention = Attention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope=rope, qk_norm=qk_norm)
+    layer = DecoderLayer(attention=attention, mlp=Mlp(ffn=ffn))
     return Decoder(name=name, layers=(layer,) * layers, **facts)
 
 
@@ -62,8 +62,8 @@ def _qwen3(name: str, hidden: int, layers: int, heads: int, ffn: int) -> Decoder
 
 
 def _gpt2() -> Decoder:
-    attention = GroupedAttention(heads=12, kv_heads=12, head_dim=64, bias=True, output_bias=True)
-    mlp = GatedMlp(ffn=3072, activation="gelu_tanh", gated=False, bias=True)
+    attention = Attention(heads=12, kv_heads=12, head_dim=64, bias=True, output_bias=True)
+    mlp = Mlp(ffn=3072, activation="gelu_tanh", gated=False, bias=True)
     return Decoder(
         name="gpt2", hidden=768, vocab=50257, positions=1024, layers=(DecoderLayer(attention=attention, mlp=mlp),) * 12,
         norm="layer", learned_positions=True, tied=True, eos=(50256,),

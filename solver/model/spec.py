@@ -12,15 +12,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from solver.base.errors import HeptiError, InfeasiblePlanError
-from solver.model.attention import Attention
-from solver.model.blocks import Block, Tensor, one_of
-from solver.model.mlp import ACTIVATIONS, Mlp
+from solver.base.errors import HeptiError, InfeasiblePlanError, explained
+from solver.model.blocks import Block, BlockKind, one_of
+from solver.model.kinds.attention import Attention, full_attention
+from solver.model.kinds.mlp import Mlp
+from solver.model.kinds.part import PartTensor, Residual
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 POOLINGS = ("cls", "mean", "others", "max", "mean_sqrt_len", "weightedmean", "lasttoken")
 SCORES = ("softmax", "sigmoid", "identity")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "tanh")
 DEFAULT_ROWS = 256  # of a request that is planned for or measured, where nobody says how long it is
 TYPICAL_ROWS = 128  # of a text where nothing is known of the requests
 # Fields that the first versions did not have. Empty ones say nothing and are not written: files stay readable by those.
@@ -111,7 +116,7 @@ class Run:
     parts: int = 1
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> tuple[PartTensor, ...]:
         """The tensors of a layer, or of one of its sub-blocks, in file order."""
         return tuple(tensor for block in self.blocks for tensor in block.tensors)
 
@@ -244,7 +249,7 @@ class ModelSpec:
             shape += (self.groups, self.sub_blocks) if self.groups else ()
         except HeptiError:
             shape = tuple(
-                (run.layers, run.parts, *((b.name, b.hidden, b.inner_columns, b.inner) for b in run.blocks))
+                (run.layers, run.parts, *((b.name, b.hidden, b.kind.inner_columns, b.inner) for b in run.blocks))
                 for run in self.runs
             )
         return hashlib.sha256(repr(shape).encode()).hexdigest()[:12]
@@ -262,7 +267,7 @@ class ModelSpec:
                 del table["runs"]
                 return json.dumps(table | widths)
         table["runs"] = [
-            {**dataclasses.asdict(run), "blocks": [{"kind": b.name, **_fields(b)} for b in run.blocks]}
+            {"layers": run.layers, "blocks": [_block_to_table(block) for block in run.blocks], "parts": run.parts}
             for run in self.runs
         ]
         return json.dumps(table)
@@ -276,12 +281,14 @@ class ModelSpec:
             kind: type[TextInput | ImageInput] = {"text": TextInput, "image": ImageInput}[source.pop("kind")]
             fields["input"] = kind(**source)
             if "runs" in fields:
-                fields["runs"] = tuple(
-                    Run(**{**run, "blocks": tuple(KINDS[block.pop("kind")](**block) for block in run["blocks"])})
-                    for run in fields["runs"]
-                )
+                with explained(f"model {fields['name']}", HeptiError):
+                    fields["runs"] = tuple(
+                        Run(**{**run, "blocks": tuple(_block_of(**block) for block in run["blocks"])})
+                        for run in fields["runs"]
+                    )
             spec = cls(**fields) if "runs" in fields else encoder(**fields)
-            for value in (spec, spec.input, *spec.runs, *(block for run in spec.runs for block in run.blocks)):
+            blocks = [block for run in spec.runs for block in run.blocks]
+            for value in (spec, spec.input, *spec.runs, *(own for b in blocks for own in (b.kind, b.stream))):
                 _check_types(value)
             return spec
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -299,8 +306,11 @@ def encoder(
     ----------
     hidden, ffn, heads, layers
         H, F, A, L.
-    norm, norm_eps, activation
-        As in `Block` and `Mlp`, of all layers.
+    norm, norm_eps
+        Of all layers: "post", where the sum of a block and the stream is normed (BERT, RoBERTa, DistilBERT), or "pre",
+        where what a block computes of is (ViT, DeiT); and what is added to the variance.
+    activation
+        As in `Mlp`, of all layers.
     groups, sub_blocks
         N_b and N_div, where the layers of every group but its last are decoupled: a sub-block sees H / N_div columns
         with A / N_div heads, and keeps the layer's parameters, 4 H² + 2 H F in all matrices, by a wider MLP,
@@ -312,10 +322,10 @@ def encoder(
     """
 
     def blocks(H: int, F: int, A: int) -> tuple[Block, ...]:
-        attention = Attention(hidden=H, heads=A, norm=norm, norm_eps=norm_eps, buckets=buckets)
-        return attention, Mlp(hidden=H, ffn=F, activation=activation, norm=norm, norm_eps=norm_eps)
+        return attention_block(H, A, buckets, norm, norm_eps), mlp_block(H, F, activation, norm, norm_eps)
 
-    runs: tuple[Run, ...] = (Run(layers, blocks(hidden, ffn, heads)),)
+    with explained(f"model {name}", HeptiError):
+        runs: tuple[Run, ...] = (Run(layers, blocks(hidden, ffn, heads)),)
     if groups or sub_blocks:
         if buckets:
             raise HeptiError(f"model {name}: decoupled layers have no buckets of distances, here {buckets}")
@@ -327,10 +337,11 @@ def encoder(
 
 def encoder_widths(spec: ModelSpec) -> dict[str, Any]:
     """Return the arguments with which `encoder` makes such layers; errors as `encoder_blocks`."""
-    attention, mlp = encoder_blocks(spec)
+    (attention, mlp), stream = encoder_blocks(spec), spec.blocks[-1].stream
     widths: dict[str, Any] = {
-        "hidden": spec.hidden, "ffn": mlp.ffn, "heads": attention.heads, "layers": spec.layers, "norm": mlp.norm,
-        "norm_eps": mlp.norm_eps, "activation": mlp.activation, "groups": spec.groups, "sub_blocks": spec.sub_blocks,
+        "hidden": spec.hidden, "ffn": mlp.ffn, "heads": attention.heads, "layers": spec.layers,
+        "norm": norm_of(stream), "norm_eps": stream.eps, "activation": mlp.activation,
+        "groups": spec.groups, "sub_blocks": spec.sub_blocks,
     }  # fmt: skip
     widths |= {"buckets": attention.buckets} if attention.buckets else {}
     if encoder(name=spec.name, input=spec.input, **widths).runs != spec.runs:
@@ -346,8 +357,8 @@ def encoder_blocks(spec: ModelSpec) -> tuple[Attention, Mlp]:
     InfeasiblePlanError
         If the model is none.
     """
-    match spec.blocks:
-        case (Attention() as attention, Mlp() as mlp):
+    match [block.kind for block in spec.blocks]:
+        case [Attention() as attention, Mlp() as mlp]:
             return attention, mlp
     raise InfeasiblePlanError(
         f"model {spec.name} has layers of {', '.join(block.name for block in spec.blocks)}: this needs an encoder's, "
@@ -363,9 +374,31 @@ def _check_run(run: Run, hidden: int) -> None:
     for number, block in enumerate(run.blocks):
         if block.name in (other.name for other in run.blocks[:number]):
             raise HeptiError(f"a layer has two blocks of kind {block.name}: it can have one of each")
-        block.check()
+        _check_block(block)
         if block.hidden * run.parts != hidden:
             raise HeptiError(f"{block.name} is {block.hidden * run.parts} wide, the stream {hidden}")
+
+
+def _check_block(block: Block) -> None:
+    """Refuse widths that fit nothing, and what an encoder's block cannot be."""
+    if block.hidden < 1:
+        raise HeptiError(f"hidden is {block.hidden}, must be at least 1")
+    match block.kind:
+        case Attention() as own:
+            _check_like(block, own, full_attention(block.hidden, own.heads, own.buckets))
+        case Mlp() as own:
+            one_of("activation", own.activation, ACTIVATIONS)
+            _check_like(block, own, Mlp(ffn=own.ffn, activation=own.activation, gated=False, bias=True))
+    _check_like(block, block.stream, residual(block.hidden, norm_of(block.stream), block.stream.eps))
+    block.kind.check()
+
+
+def _check_like(block: Block, own: DataclassInstance, encoders: DataclassInstance) -> None:
+    """Refuse a field that an encoder's does not have so."""
+    for field in dataclasses.fields(own):
+        found, can_be = getattr(own, field.name), getattr(encoders, field.name)
+        if found != can_be:
+            raise HeptiError(f"{block.name}: {field.name} is {found!r}, must be {can_be!r} in an encoder")
 
 
 def _check_parts(runs: Sequence[Run]) -> None:
@@ -468,7 +501,49 @@ def _norm(prefix: str, width: int) -> dict[str, tuple[int, ...]]:
     return {f"{prefix}/weight": (width,), f"{prefix}/bias": (width,)}
 
 
-def _fields(value: ModelSpec | TextInput | ImageInput | Block) -> dict[str, Any]:
+def attention_block(hidden: int, heads: int, buckets: int = 0, norm: str = "post", norm_eps: float = 1e-12) -> Block:
+    """Return an encoder's attention with its norm."""
+    return Block(full_attention(hidden, heads, buckets), residual(hidden, norm, norm_eps))
+
+
+def mlp_block(hidden: int, ffn: int, activation: str = "gelu", norm: str = "post", norm_eps: float = 1e-12) -> Block:
+    """Return an encoder's MLP with its norm."""
+    return Block(Mlp(ffn=ffn, activation=activation, gated=False, bias=True), residual(hidden, norm, norm_eps))
+
+
+def residual(hidden: int, norm: str, eps: float) -> Residual:
+    """Return an encoder's stream, whose blocks norm what they read, "pre", or the sum behind them, "post"."""
+    one_of("norm", norm, ("post", "pre"))
+    return Residual(hidden, "layer", eps, pre_norms=norm == "pre", sum_norms=norm == "post")
+
+
+def norm_of(stream: Residual) -> str:
+    """Return where the norms of an encoder's blocks are, "pre" or "post"."""
+    return "pre" if stream.pre_norms else "post"
+
+
+def _block_to_table(block: Block) -> dict[str, Any]:
+    """Return a block as weights files have it."""
+    table = {
+        "kind": block.name, "hidden": block.hidden, "norm": norm_of(block.stream), "norm_eps": block.stream.eps
+    }  # fmt: skip
+    match block.kind:
+        case Attention() as own:
+            return table | {"heads": own.heads} | ({"buckets": own.buckets} if own.buckets else {})
+        case Mlp() as own:
+            return table | {"ffn": own.ffn, "activation": own.activation}
+    return {**table, **dataclasses.asdict(block.kind)}  # type: ignore[call-overload]
+
+
+def _block_of(kind: str, **facts: Any) -> Block:
+    """Return a block of what weights files have of it."""
+    if kind in (Attention.name, Mlp.name):
+        return (attention_block if kind == Attention.name else mlp_block)(**facts)
+    stream = residual(*(facts.pop(name) for name in ("hidden", "norm", "norm_eps")))
+    return Block(KINDS[kind](**facts), stream)
+
+
+def _fields(value: ModelSpec | TextInput | ImageInput) -> dict[str, Any]:
     """Return the fields of a description; those that came later only where they say something."""
     return {name: field for name, field in dataclasses.asdict(value).items() if field or name not in _LATER}
 
@@ -480,7 +555,7 @@ def _tuples(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _check_types(value: ModelSpec | TextInput | ImageInput | Run | Block) -> None:
+def _check_types(value: Any) -> None:
     """Refuse fields of another type than they are declared."""
     kinds = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "tuple[str, ...]": (tuple,)}
     for field in dataclasses.fields(value):
@@ -490,7 +565,7 @@ def _check_types(value: ModelSpec | TextInput | ImageInput | Run | Block) -> Non
 
 
 # By the name under which a weights file has it.
-KINDS: dict[str, type[Block]] = {kind.name: kind for kind in (Attention, Mlp)}
+KINDS: dict[str, type[BlockKind]] = {kind.name: kind for kind in (Attention, Mlp)}
 
 
 def inputs_first(name: str) -> bool:

@@ -25,4 +25,4 @@ def widths(spec: ModelSpec, layer: int, done: int) -> tuple[int, ...]:
     """Return the width of every tensor that travels where a stage begins, with so many sub-layers of a layer done."""
     if done % HALVES == 0:
         return (spec.hidden,)
-    return spec.run(layer).blocks[done // HALVES].inner_columns, spec.hidden
+    return spec.run(layer).blocks[done // HALVES].kind.inner_columns, spec.hidden

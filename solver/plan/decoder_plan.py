@@ -16,7 +16,7 @@ from solver.base.errors import HeptiError, InfeasiblePlanError
 from solver.base.spans import Partition, Span
 from solver.model.blocks import one_of
 from solver.model.decoder import Decoder
-from solver.model.kinds.attention import CACHES, GroupedAttention
+from solver.model.kinds.attention import CACHES, Attention
 from solver.model.kinds.weight import BLOCK, PRECISIONS
 from solver.model.precision import FLOAT32, Precision
 from solver.plan.plan import Wire
@@ -190,7 +190,7 @@ class DecoderPlan:
             raise InfeasiblePlanError(f"rows_from is {self.rows_from}, must be {ROWS_BY_MPI} rows at least")
 
 
-def head_unit(attention: GroupedAttention, precision: str | Precision) -> int:
+def head_unit(attention: Attention, precision: str | Precision) -> int:
     """Return the query heads between which a cut may be: those of whole blocks of the output's summed axis."""
     if precision in (FLOAT32, "float32"):
         return 1

@@ -17,8 +17,8 @@ from typing import Any
 
 from solver.base.errors import HeptiError
 from solver.base.spans import Partition, Span
-from solver.model.attention import Attention
 from solver.model.blocks import Cut
+from solver.model.kinds.attention import Attention
 from solver.model.spec import KINDS
 from solver.plan.fields import (
     FORMAT,

@@ -8,7 +8,8 @@ from functools import lru_cache
 from itertools import pairwise
 
 from solver.base.spans import Span
-from solver.model.blocks import Cut, Tensor, TensorUse
+from solver.model.blocks import Cut
+from solver.model.kinds.part import PartTensor, TensorUse
 from solver.model.precision import FLOAT32, Precision
 from solver.model.spec import ModelSpec, layer_prefixes, tensor_shapes
 from solver.model.sublayers import HALVES
@@ -69,7 +70,7 @@ def layer_slices(spec: ModelSpec, plan: Plan, layer: int, rank: int) -> list[Ten
         piece
         for number, (block, cut) in enumerate(zip(run.blocks, cuts, strict=True))
         for tensor in block.tensors
-        if part.start <= HALVES * number + tensor.sublayer(block.norm) < part.stop
+        if part.start <= HALVES * number + tensor.half(block.stream) < part.stop
         for piece in _slices(prefix, tensor, cut, within)
     ]
 
@@ -106,7 +107,7 @@ def all_weights_bytes(spec: ModelSpec, plan: Plan, precision: Precision = FLOAT3
     return tuple(found)
 
 
-def _slices(prefix: str, tensor: Tensor, block: BlockPlan, rank: int) -> Iterator[TensorSlice]:
+def _slices(prefix: str, tensor: PartTensor, block: BlockPlan, rank: int) -> Iterator[TensorSlice]:
     """Yield the slice of one tensor; nothing where the share of `rank`, within its stage, is empty."""
     shape = tensor.shape
     if tensor.everywhere:
@@ -117,26 +118,24 @@ def _slices(prefix: str, tensor: Tensor, block: BlockPlan, rank: int) -> Iterato
         assert block.rows is not None
         if block.rows[rank] > 0:
             yield _whole(prefix, tensor)
-    elif block.cut is Cut.COLUMNS and tensor.part is TensorUse.OUT:
+    elif block.cut is Cut.COLUMNS and tensor.use is TensorUse.OUT:
         assert block.columns is not None
         if block.columns[rank].size:
             yield _part(prefix, tensor, Span(0, shape[0]), block.columns[rank])
     elif block.cut is Cut.GRID and len(shape) > 1:
         inner, columns = block.tile(rank)
         if block.has_tile(rank):
-            assert tensor.inner is not None
-            yield _part(prefix, tensor, inner.scaled(tensor.inner.unit), columns)
+            yield _part(prefix, tensor, tensor.rows(inner), columns)
     else:
         assert block.inner is not None
-        assert tensor.inner is not None
         if block.inner[rank].size:
-            yield _part(prefix, tensor, block.inner[rank].scaled(tensor.inner.unit))
+            yield _part(prefix, tensor, tensor.rows(block.inner[rank]))
 
 
-def _whole(prefix: str, tensor: Tensor) -> TensorSlice:
+def _whole(prefix: str, tensor: PartTensor) -> TensorSlice:
     return _part(prefix, tensor, Span(0, tensor.shape[0]))
 
 
-def _part(prefix: str, tensor: Tensor, span: Span, columns: Span | None = None) -> TensorSlice:
+def _part(prefix: str, tensor: PartTensor, span: Span, columns: Span | None = None) -> TensorSlice:
     shape = (span.size, *tensor.shape[1:]) if columns is None else (span.size, columns.size)
-    return TensorSlice(f"{prefix}/{tensor.name}", span, shape, columns, tensor.summed)
+    return TensorSlice(f"{prefix}/{tensor.name}", span, shape, columns, tensor.weight.summed)

@@ -141,7 +141,7 @@ def _drafts_of_first(s: Setting, kind: LayerKind, order: NDArray[np.intp], terms
 def _orders(s: Setting, terms: Terms) -> list[NDArray[np.intp]]:
     """Return the devices by what a share of a layer costs them, and with those first that can hold a layer."""
     rows = max(1, s.rows // 8)
-    matrices = [tensor for block in s.spec.blocks for tensor in block.tensors if tensor.summed is not None]
+    matrices = [tensor for block in s.spec.blocks for tensor in block.tensors if tensor.weight.summed is not None]
     weights = sum(math.prod(tensor.shape) for tensor in matrices)
     held_bytes = sum(tensor.held_bytes() for tensor in matrices)
     wire = 2 * s.spec.hidden * FLOAT_BYTES * rows / s.machine.network.bandwidth

@@ -49,7 +49,7 @@ def grid_rows(spec: ModelSpec, devices: int) -> int:
 
 def sent_of_row(spec: ModelSpec, X: int, Y: int) -> float:
     """Return the numbers that a device sends in a layer for every row of a request, by the formula above."""
-    H, F, p = spec.hidden, spec.blocks[1].inner_columns, X * Y
+    H, F, p = spec.hidden, spec.blocks[1].kind.inner_columns, X * Y
     return 4 * H / X * (p - 1) / p + (2 * F + 4 * H) / Y * (X - 1) / X
 
 

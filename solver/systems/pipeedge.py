@@ -232,7 +232,7 @@ def _stage_seconds(board: Boards, units: StageUnits) -> Floats:
 def _sublayer_bytes(spec: ModelSpec) -> list[int]:
     """Return the bytes of every sub-layer's weights, beside norms and last biases, which `weights_room` has counted."""
     return [
-        sum(tensor.held_bytes() for tensor in block.shared if tensor.sublayer(block.norm) == number)
+        sum(tensor.held_bytes() for tensor in block.shared if tensor.half(block.stream) == number)
         for block in spec.blocks
         for number in range(HALVES)
     ]

@@ -9,8 +9,8 @@ import numpy as np
 
 from solver.base.spans import Span
 from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
-from solver.model.kinds.attention import GroupedAttention, Rope
-from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.attention import Attention, Rope
+from solver.model.kinds.mlp import Mlp
 
 
 def frequencies(width, theta=10000.0):
@@ -26,10 +26,10 @@ def small_model(name="small", layers=3, heads=6, kv_heads=2, d=24, hidden=40, ff
         name=name, hidden=hidden, vocab=vocab, positions=facts.pop("positions", 512),
         layers=tuple(
             DecoderLayer(
-                attention=GroupedAttention(
+                attention=Attention(
                     heads=heads, kv_heads=kv_heads, head_dim=d, rope=rope, window=window, **attention
                 ),
-                mlp=GatedMlp(ffn=ffn, **mlp),
+                mlp=Mlp(ffn=ffn, **mlp),
             )
             for window in windows
         ),

@@ -6,8 +6,8 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from solver.base.spans import Partition, Span
-from solver.model.attention import Attention
 from solver.model.blocks import Cut
+from solver.model.kinds.attention import Attention
 from solver.model.spec import TextInput, encoder, encoder_widths
 from solver.plan.changes import everything
 from solver.plan.holdings import end_slices
@@ -36,7 +36,7 @@ def shares(ranks):
 @st.composite
 def blocks(draw, ranks, block):
     cut = draw(st.sampled_from([Cut.ROWS, Cut.COLUMNS, Cut.BLOCK, Cut.GRID]))
-    has_keys = cut is Cut.ROWS and isinstance(block, Attention) and draw(st.booleans())
+    has_keys = cut is Cut.ROWS and isinstance(block.kind, Attention) and draw(st.booleans())
     ways = st.tuples(*[st.sampled_from(Keys)] * ranks) if has_keys else st.none()
     norm = (
         StreamLayout.ROWS

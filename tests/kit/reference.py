@@ -75,19 +75,19 @@ def embed_image(pixels, w, patch):  # [C, h, w] -> [S, H]
 
 
 BLOCKS = {
-    "attention": lambda x, w, block: attention(x, w, block.heads),
-    "mlp": lambda x, w, block: mlp(x, w, ACTIVATIONS[block.activation]),
+    "attention": lambda x, w, kind: attention(x, w, kind.heads),
+    "mlp": lambda x, w, kind: mlp(x, w, ACTIVATIONS[kind.activation]),
 }
 
 
 def layer(x, w, blocks):  # [S, H] -> [S, H]
     for block in blocks:
         own, compute = under(w, block.name), BLOCKS[block.name]
-        norm = own["norm/weight"], own["norm/bias"], block.norm_eps
-        if block.norm == "pre":
-            x = x + compute(layer_norm(x, *norm), own, block)
+        norm = own["norm/weight"], own["norm/bias"], block.stream.eps
+        if block.stream.pre_norms:
+            x = x + compute(layer_norm(x, *norm), own, block.kind)
         else:
-            x = layer_norm(x + compute(x, own, block), *norm)
+            x = layer_norm(x + compute(x, own, block.kind), *norm)
     return x
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
-from solver.model.kinds.attention import GroupedAttention, Rope
-from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.attention import Attention, Rope
+from solver.model.kinds.mlp import Mlp
 from tests.launch.bench.test_decode import RECORDED
 from weights.decoders.file import DecoderWriter
 
@@ -35,8 +35,8 @@ print(RECORDED)
 def llama(tmp_path):
     """Return a language model that peers can read."""
     rope = Rope(frequencies=(1.0, 0.1, 0.01, 0.001))
-    attention = GroupedAttention(heads=4, kv_heads=4, head_dim=8, rope=rope)
-    layer = DecoderLayer(attention=attention, mlp=GatedMlp(ffn=32))
+    attention = Attention(heads=4, kv_heads=4, head_dim=8, rope=rope)
+    layer = DecoderLayer(attention=attention, mlp=Mlp(ffn=32))
     model = Decoder(name="small", hidden=32, vocab=64, positions=128, layers=(layer,), tied=True)
     with DecoderWriter(tmp_path / "small.h5", model, "a test", "int4") as weights:
         for name, weight in decoder_tensors(model).items():

@@ -90,7 +90,7 @@ def test_bytes_of_a_grid_are_those_that_the_price_says(kind, wire, tile_rows, wo
 @pytest.mark.sizes
 def test_equal_tiles_send_what_the_papers_formula_says(world):
     """A layer: S (4 H/X (p - 1)/p + (2 F + 4 H)/Y (X - 1)/X) numbers from each of X Y ranks."""
-    p, S, H, F = world.size, 24, BERT.hidden, BERT.blocks[1].ffn
+    p, S, H, F = world.size, 24, BERT.hidden, BERT.blocks[1].kind.ffn
     if p > 4:
         return
     rng = np.random.default_rng(0)

@@ -15,10 +15,10 @@ from hepti_mpi.kernels.products import AddResidual, Linear, Norm
 from solver.base.spans import Partition
 from solver.cluster.curves import Kernel
 from solver.model import spec as model
-from solver.model.attention import Attention
-from solver.model.blocks import Block, Cut, Tensor, TensorUse, norm_tensors
-from solver.model.mlp import Mlp
-from solver.model.spec import ModelSpec, Run, TextInput, tensor_shapes
+from solver.model.blocks import Block, BlockKind, Cut
+from solver.model.kinds.part import PartTensor, TensorUse
+from solver.model.kinds.weight import Weight
+from solver.model.spec import ModelSpec, Run, TextInput, attention_block, mlp_block, residual, tensor_shapes
 from solver.plan.file import plan_from_json, plan_to_json
 from solver.plan.plan import BlockPlan, StreamLayout, block_by_rows, blockwise_plan
 from solver.programs.planner import solve
@@ -41,17 +41,17 @@ H = 40
 
 
 # 1. What it is: x + tanh(x W^T + b), by rows only.
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gate(Block):
+@dataclass(frozen=True, slots=True)
+class Gate(BlockKind):
     """A product with the stream's width, and tanh."""
 
     name: ClassVar[str] = "gate"
 
-    @property
-    def tensors(self):
+    def tensors(self, name, stream):
         """One square matrix, its bias, and the norm."""
-        weight = Tensor("gate/weight", (self.hidden, self.hidden), TensorUse.INTO)
-        return weight, Tensor("gate/bias", (self.hidden,), TensorUse.INTO), *norm_tensors("gate/norm", self.hidden)
+        shapes = {"weight": Weight((stream.hidden,) * 2, 1), "bias": Weight((stream.hidden,))}
+        found = [PartTensor(f"{name}/{leaf}", weight, TensorUse.INTO) for leaf, weight in shapes.items()]
+        return {tensor.leaf: tensor for tensor in (*found, *stream.norm_tensors(f"{name}/norm"))}
 
 
 # 2. What it does, step by step.
@@ -62,8 +62,7 @@ def gate_steps(block, cut, norm, input_gathered):
 
 # 3. What computes it.
 def gate_kernels(make, share, w):
-    block = share.block
-    norm = Norm(w["norm"], w["norm_bias"], block.norm_eps)
+    norm = Norm(w["norm"], w["norm_bias"], share.block.stream.eps)
     gate = Linear(w["into"], w["into_bias"], "tanh")
     # Who has no rows of it has no matrix.
     last = make([gate, AddResidual(np.zeros(H, np.float32)), norm] if w["into"].size else [norm])
@@ -81,12 +80,12 @@ def gate(monkeypatch):
 
 
 TEXT = TextInput(vocab=97, positions=600, max_rows=600)
-ATTENTION, MLP, GATE = Attention(hidden=H, heads=5), Mlp(hidden=H, ffn=83), Gate(hidden=H)
+ATTENTION, MLP, GATE = attention_block(H, 5), mlp_block(H, 83), Block(Gate(), residual(H, "post", 1e-12))
 ALIKE = ModelSpec("gated", H, (Run(3, (ATTENTION, GATE, MLP)),), TEXT)
 UNLIKE = ModelSpec(
     "mixed",
     H,
-    (Run(1, (GATE,)), Run(2, (ATTENTION, MLP)), Run(1, (Attention(hidden=H, heads=8), GATE)), Run(1, (GATE,))),
+    (Run(1, (GATE,)), Run(2, (ATTENTION, MLP)), Run(1, (attention_block(H, 8), GATE)), Run(1, (GATE,))),
     TEXT,
 )
 SPEEDS = (20, 60, 5, 40, 30, 25, 70, 10)

@@ -7,7 +7,7 @@ import pytest
 
 from hepti_mpi.kernels.kinds.numpy_run import NUMBERS
 from hepti_mpi.kernels.kinds.runs import NODES
-from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.mlp import Mlp
 from solver.model.kinds.part import FFN, ROW
 from solver.schedule.decoders.cost import price_pass, setting_of
 from solver.schedule.decoders.steps import BY_ROWS, CUTS
@@ -18,11 +18,11 @@ from tests.kit.sized import sized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HalvedMlp(GatedMlp):
+class HalvedMlp(Mlp):
     """Half of what an MLP computes: its second product is a part of its own."""
 
     def parts(self, name, stream, x):
-        up, down = GatedMlp.parts(self, name, stream, x)
+        up, down = Mlp.parts(self, name, stream, x)
         return replace(up, kind=self), replace(down, kind=self, role="halved")
 
 

@@ -255,7 +255,7 @@ def test_every_place_within_layers_can_end_a_stage(at, world):
 
     sent = sum(world.on_all(lambda: stack.meter.sent_bytes))
     priced = price_plan(spec, Cluster(devices, Link(1e8, 1e-4)), plan, 12)
-    travels = {1: 2 * spec.hidden, 3: spec.blocks[1].ffn + spec.hidden}.get(at % 4, spec.hidden)
+    travels = {1: 2 * spec.hidden, 3: spec.blocks[1].kind.ffn + spec.hidden}.get(at % 4, spec.hidden)
     assert sent == priced.prediction.bytes_on_wire == 4 * 12 * (travels + spec.hidden)
     layers = {name: shape for name, shape in tensor_shapes(spec).items() if name.startswith("layers/")}
     ends = {name: shape for name, shape in tensor_shapes(spec).items() if name not in layers}

@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from solver.model.spec import ImageInput, TextInput
+from solver.model.spec import ImageInput, TextInput, norm_of
 from tests.sweeps import pairs
 from weights.convert.convert import convert
 from weights.file.store import WeightsFile
@@ -153,8 +153,8 @@ def test_bert(saved, target, read_all, head):
 
     assert_holds(target, read_all, expected)
     assert spec.input == TextInput(50, 30, 30, 2)
-    assert {(block.norm, block.norm_eps) for block in spec.blocks} == {("post", 1e-12)}
-    assert (spec.norm_eps, spec.blocks[1].activation, spec.pooling) == (1e-12, "gelu", "cls")
+    assert {(norm_of(block.stream), block.stream.eps) for block in spec.blocks} == {("post", 1e-12)}
+    assert (spec.norm_eps, spec.blocks[1].kind.activation, spec.pooling) == (1e-12, "gelu", "cls")
     assert (spec.dense, spec.dense_width) == (("tanh", 20) if pooler is not None else ("", 0))
     assert spec.labels == (("LABEL_0", "LABEL_1") if head == "ForSequenceClassification" else ())
 
@@ -186,7 +186,7 @@ def test_roberta_and_its_kin(saved, target, read_all, stem, head):
 
     assert_holds(target, read_all, expected)
     assert spec.input == TextInput(50, 27, 27, 1, padding=2)
-    assert {spec.norm_eps, *(block.norm_eps for block in spec.blocks)} == {1e-5}
+    assert {spec.norm_eps, *(block.stream.eps for block in spec.blocks)} == {1e-5}
     assert spec.dense == ("" if head == "ForMaskedLM" else "tanh")
 
 
@@ -221,7 +221,7 @@ def test_vit_and_deit(saved, target, read_all, stem, head, names):
     assert any(".q_proj." in key for key in load_file(directory / "model.safetensors")) == (names != "as of old")
     assert_holds(target, read_all, expected)
     assert spec.input == ImageInput(16, 24, 8, 3, prefix=2 if stem == "DeiT" else 1)
-    assert {block.norm for block in spec.blocks} == {"pre"}
+    assert {norm_of(block.stream) for block in spec.blocks} == {"pre"}
     assert (spec.final_norm, spec.embedding_norm) == (True, False)
     assert spec.dense == ("tanh" if head == "Model" else "")
 
@@ -233,7 +233,7 @@ def test_vit_options(saved, target, read_all):
     spec = convert(saved(model), target)
 
     assert_holds(target, read_all, vit_arrays(model) | arrays(dense=model.pooler.dense))
-    assert (spec.dense, spec.dense_width, spec.blocks[1].activation) == ("relu", 9, "gelu_tanh")
+    assert (spec.dense, spec.dense_width, spec.blocks[1].kind.activation) == ("relu", 9, "gelu_tanh")
 
 
 def test_vit_for_masked_images_is_its_encoder(saved, target, read_all):

@@ -258,7 +258,7 @@ def test_the_demo_checkpoint(tmp_path, read_all):
 
     spec = convert(directory, tmp_path / "model.h5")
 
-    attention, mlp = spec.blocks
+    attention, mlp = (block.kind for block in spec.blocks)
     assert (spec.hidden, mlp.ffn, attention.heads, spec.layers) == (384, 1536, 12, 6)
     assert (spec.pooling, spec.normalize, spec.dense) == ("mean", True, "")
     assert spec.input == TextInput(30522, 512, 256, 2)

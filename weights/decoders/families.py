@@ -16,8 +16,8 @@ from typing import Any
 from solver.base.errors import HeptiError, explained
 from solver.base.phrases import did_you_mean
 from solver.model.decoder import Decoder, DecoderLayer
-from solver.model.kinds.attention import GroupedAttention, Rope
-from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.attention import Attention, Rope
+from solver.model.kinds.mlp import Mlp
 from solver.model.rotary import rope_of
 
 Facts = Mapping[str, Any]
@@ -82,7 +82,7 @@ class DecoderFamily:
     one_plus
         Whether norms multiply by 1 + weight.
     attention, mlp, model
-        What every model of the family has, in the words of `GroupedAttention`, `GatedMlp` and `Decoder`.
+        What every model of the family has, in the words of `Attention`, `Mlp` and `Decoder`.
     """
 
     names: Mapping[str, str]
@@ -236,7 +236,7 @@ def build_decoder(name: str, family: DecoderFamily, config: Facts) -> Decoder:
     hidden, activation = get("hidden_size"), get("hidden_act") or family.defaults["hidden_act"]
     if activation not in _ACTIVATIONS:
         raise HeptiError(f"config.json: activation {activation!r} is not one of {', '.join(_ACTIVATIONS)}")
-    mlp = GatedMlp(
+    mlp = Mlp(
         **{"bias": bool(get("mlp_bias")), **family.mlp}, ffn=get("intermediate_size") or 4 * hidden,
         activation=_ACTIVATIONS[activation],
     )  # fmt: skip
@@ -290,11 +290,11 @@ def _layer_kinds(get: Getter) -> list[str]:
     return list(kinds)
 
 
-def _attention(family: DecoderFamily, get: Getter, kind: str, turns: bool) -> GroupedAttention:
+def _attention(family: DecoderFamily, get: Getter, kind: str, turns: bool) -> Attention:
     heads, bias, scalar = get("num_attention_heads"), bool(get("attention_bias")), get("query_pre_attn_scalar")
     head_dim = get("head_dim") or get("hidden_size") // heads
     scale = 1.0 if get("scale_attn_weights") is False else 0.0
-    return GroupedAttention(
+    return Attention(
         **{"bias": bias, "output_bias": bias, **family.attention}, heads=heads,
         kv_heads=get("num_key_value_heads") or heads, head_dim=head_dim,
         rope=_rope(get, kind, head_dim) if turns and not family.model.get("learned_positions") else None,

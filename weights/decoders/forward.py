@@ -14,8 +14,8 @@ import numpy as np
 from solver.base.arrays import Array
 from solver.base.spans import Span
 from solver.model.decoder import Decoder
-from solver.model.kinds.attention import GroupedAttention, Rope
-from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.attention import Attention, Rope
+from solver.model.kinds.mlp import Mlp
 
 RowReader = Callable[[str, Span | None], Array]  # a tensor by its name, or some rows of it
 WORDS = 4096  # of the head at a time
@@ -74,7 +74,7 @@ def normed(x: Array, weight: Array, shift: Array | None, eps: float) -> Array:
     return _rms(x - x.mean(axis=-1, keepdims=True), eps) * weight + shift
 
 
-def attend(attention: GroupedAttention, tensor: Callable[[str], Array], x: Array, eps: float) -> Array:
+def attend(attention: Attention, tensor: Callable[[str], Array], x: Array, eps: float) -> Array:
     """Return what attention makes of normed rows, [S, H] -> [S, H]."""
     S, d = len(x), attention.head_dim
     heads = {}
@@ -97,7 +97,7 @@ def attend(attention: GroupedAttention, tensor: Callable[[str], Array], x: Array
     return out + tensor("output/bias") if attention.output_bias else out
 
 
-def contexts(attention: GroupedAttention, queries: Array, keys: Array, values: Array) -> Array:
+def contexts(attention: Attention, queries: Array, keys: Array, values: Array) -> Array:
     """Return what the last S rows of n see of all, [..., S, d], [n, d], [n, d] -> [..., S, d]."""
     n, S = len(keys), queries.shape[-2]
     behind = np.arange(n - S, n)[:, None] - np.arange(n)
@@ -109,7 +109,7 @@ def contexts(attention: GroupedAttention, queries: Array, keys: Array, values: A
     return found
 
 
-def feed(mlp: GatedMlp, tensor: Callable[[str], Array], x: Array) -> Array:
+def feed(mlp: Mlp, tensor: Callable[[str], Array], x: Array) -> Array:
     """Return what the MLP makes of normed rows, [S, H] -> [S, H]."""
     made = {}
     for name in ("gate", "up") if mlp.gated else ("up",):
@@ -120,7 +120,7 @@ def feed(mlp: GatedMlp, tensor: Callable[[str], Array], x: Array) -> Array:
     return out + tensor("down/bias") if mlp.bias else out
 
 
-def bent(mlp: GatedMlp, made: Mapping[str, Array]) -> Array:
+def bent(mlp: Mlp, made: Mapping[str, Array]) -> Array:
     """Return the columns between an MLP's products, of what its first products made, by their names."""
     activation = _ACTIVATIONS[mlp.activation]
     return activation(made["gate"]) * made["up"] if mlp.gated else activation(made["up"])
@@ -158,4 +158,5 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": lambda x: 0.5 * x * (1 + _erf(x * math.sqrt(0.5))),
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "relu": lambda x: np.maximum(x, 0),
+    "tanh": np.tanh,
 }

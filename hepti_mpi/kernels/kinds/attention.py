@@ -23,14 +23,14 @@ from hepti_mpi.kernels.kinds.held import Matrix, RankRegion
 from hepti_mpi.kernels.ort import CONTRIBUTED
 from solver.base.arrays import Array
 from solver.base.spans import Span
-from solver.model.kinds.attention import GroupedAttention
+from solver.model.kinds.attention import Attention
 from solver.model.kinds.part import HEAD, KV, Part
 
 KINDS = {"float32": TensorProto.FLOAT, "int8": TensorProto.INT8}  # of a cache
 TURNED_MULTIPLE = 16  # and turns those of a multiple of so many itself, twice so many columns of them at a time
 
 
-def turns_itself(attention: GroupedAttention) -> bool:
+def turns_itself(attention: Attention) -> bool:
     """Return whether the operator turns heads."""
     rope = attention.rope
     return rope is not None and not wide(attention) % TURNED_MULTIPLE and not rope.width % TURNED_MULTIPLE
@@ -95,8 +95,8 @@ def add_output(graph: PartGraph, part: Part, region: RankRegion) -> None:
     graph.made.add(part.writes.name)
 
 
-def _kind(part: Part) -> GroupedAttention:
-    assert isinstance(part.kind, GroupedAttention)
+def _kind(part: Part) -> Attention:
+    assert isinstance(part.kind, Attention)
     return part.kind
 
 
@@ -129,12 +129,12 @@ def _turned(graph: PartGraph, part: Part, x: str, name: str, heads: Span) -> str
     )
 
 
-def _tables(graph: PartGraph, attention: GroupedAttention) -> list[str]:
+def _tables(graph: PartGraph, attention: Attention) -> list[str]:
     assert attention.rope is not None
     return [graph.takes(name, ["context", attention.rope.width // 2]) for name in ("cos", "sin")]
 
 
-def _narrowed(graph: PartGraph, attention: GroupedAttention, x: str) -> str:
+def _narrowed(graph: PartGraph, attention: Attention, x: str) -> str:
     """Add contexts without the columns of zeros that heads were given."""
     d = attention.head_dim
     if not d % HEAD_MULTIPLE:
@@ -145,7 +145,7 @@ def _narrowed(graph: PartGraph, attention: GroupedAttention, x: str) -> str:
     return graph.node("Reshape", [cut, flat], "contexts.narrow")
 
 
-def _widened(attention: GroupedAttention, matrix: Matrix, axis: int) -> Matrix:
+def _widened(attention: Attention, matrix: Matrix, axis: int) -> Matrix:
     """Return a matrix with zeros after the columns of every head, as wide as the operator takes them."""
     if not attention.head_dim % HEAD_MULTIPLE:
         return matrix
@@ -153,7 +153,7 @@ def _widened(attention: GroupedAttention, matrix: Matrix, axis: int) -> Matrix:
     return _widened_array(attention, matrix, axis)
 
 
-def _widened_array(attention: GroupedAttention, array: Array, axis: int) -> Array:
+def _widened_array(attention: Attention, array: Array, axis: int) -> Array:
     d = attention.head_dim
     if not d % HEAD_MULTIPLE:
         return array

@@ -11,7 +11,7 @@ import numpy as np
 from solver.base.arrays import Array
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
-from solver.model.kinds.attention import GroupedAttention, Rope
+from solver.model.kinds.attention import Attention, Rope
 
 HEAD_MULTIPLE = 8  # the operator takes heads of a multiple of so many columns
 
@@ -24,7 +24,7 @@ class Heads:
     kv: int
 
 
-def check_width(name: str, attention: GroupedAttention, precision: str) -> None:
+def check_width(name: str, attention: Attention, precision: str) -> None:
     """Refuse heads that the operator does not take, and that cannot be made wider.
 
     Raises
@@ -39,12 +39,12 @@ def check_width(name: str, attention: GroupedAttention, precision: str) -> None:
         )
 
 
-def wide(attention: GroupedAttention) -> int:
+def wide(attention: Attention) -> int:
     """Return how wide heads are as the operator takes them: columns of zeros change nothing."""
     return -(-attention.head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
 
 
-def runs_of(attention: GroupedAttention, heads: Span) -> list[Heads]:
+def runs_of(attention: Attention, heads: Span) -> list[Heads]:
     """Return a span of query heads as runs of heads with equally many to a key and value head.
 
     Whole groups are one run; a group that is cut has its key and value head on both sides, and is a run of its own.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from hepti_mpi.kernels.kinds.graph import PartGraph
 from hepti_mpi.kernels.kinds.held import RankRegion
-from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.mlp import Mlp
 from solver.model.kinds.part import Part
 
 
 def add_up(graph: PartGraph, part: Part, region: RankRegion) -> None:
     """Add some columns."""
-    assert isinstance(part.kind, GatedMlp)
+    assert isinstance(part.kind, Mlp)
     n, products = graph.read(part), {}
     for leaf in ("up", "gate") if part.kind.gated else ("up",):
         matrix, bias = graph.matrix(part, f"{leaf}/weight", region), graph.vector(part, f"{leaf}/bias", region)

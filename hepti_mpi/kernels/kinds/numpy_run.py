@@ -18,8 +18,8 @@ from hepti_mpi.kernels.kinds.heads import runs_of, wide
 from hepti_mpi.kernels.kinds.held import Matrix, RankRegion, TensorSource, rows_of
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span, tiles
-from solver.model.kinds.attention import GroupedAttention
-from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.attention import Attention
+from solver.model.kinds.mlp import Mlp
 from solver.model.kinds.part import HEAD, KV, WORD, Part
 from solver.model.kinds.stream import Head
 from weights.decoders.forward import bent, capped, contexts, normed, turned
@@ -122,7 +122,7 @@ def output(own: HeldPart, values: RunValues) -> None:
 def up(own: HeldPart, values: RunValues) -> None:
     """Compute some columns of an MLP."""
     mlp, n = own.part.kind, own.read(values)
-    assert isinstance(mlp, GatedMlp)
+    assert isinstance(mlp, Mlp)
     made = {leaf: own.product(n, leaf) for leaf in (("gate", "up") if mlp.gated else ("up",))}
     values[own.part.writes.name] = bent(mlp, made)
 
@@ -215,8 +215,8 @@ class NumpyRun:
             array[...] = values[name].reshape(array.shape)
 
 
-def _attention(own: HeldPart) -> GroupedAttention:
-    assert isinstance(own.part.kind, GroupedAttention)
+def _attention(own: HeldPart) -> Attention:
+    assert isinstance(own.part.kind, Attention)
     return own.part.kind
 
 
@@ -249,7 +249,7 @@ def _kept(cache: Numbers, scale: Array | None, new: Array, stop: int) -> Array:
     return cache[:, :stop] * by_head
 
 
-def _contexts(attention: GroupedAttention, q: Array, k: Array, v: Array) -> Array:
+def _contexts(attention: Attention, q: Array, k: Array, v: Array) -> Array:
     """Return contexts as queries lie, [rows, heads, d], of keys and values [kv heads, n, d]."""
     by_kv = q.reshape(len(q), len(k), -1, q.shape[-1])  # [rows, kv heads, group, d]
     found = [contexts(attention, by_kv[:, kv].swapaxes(0, 1), k[kv], v[kv]).swapaxes(0, 1) for kv in range(len(k))]

@@ -1,6 +1,7 @@
-"""Attention of a language model: keys and values that are kept, queries, contexts, and the product of the contexts.
+"""Attention: keys and values, queries, contexts, and the product of the contexts.
 
-Letters as in `solver.model.decoder`.
+Letters as in `solver.model.decoder`. A language model's is causal, and its keys and values are kept; an encoder's sees
+all rows of its request (`full_attention`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,21 @@ import numpy as np
 
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
-from solver.model.kinds.part import HEAD, HIDDEN, KV, NUMBER, ROW, Part, PartTensor, Region, Residual, Spans, Value
+from solver.model.blocks import Axis, BlockKind, Inner
+from solver.model.kinds.part import (
+    HEAD,
+    HIDDEN,
+    KV,
+    NUMBER,
+    ROW,
+    Part,
+    PartTensor,
+    Region,
+    Residual,
+    Spans,
+    TensorUse,
+    Value,
+)
 from solver.model.kinds.weight import Weight
 
 CACHES = ("float32", "int8")  # what keys and values are kept in
@@ -41,10 +56,13 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedAttention:
-    """Causal attention whose query heads share keys and values in groups of A / K."""
+class Attention(BlockKind):
+    """Attention whose query heads share keys and values in groups of A / K."""
 
+    name: ClassVar[str] = "attention"
     curve: ClassVar[str] = "attention"
+    inner_key: ClassVar[str] = "heads"
+    inputs_first: ClassVar[tuple[str, ...]] = ("attention/output/weight",)
 
     heads: int  # A
     kv_heads: int  # K
@@ -57,6 +75,8 @@ class GroupedAttention:
     output_bias: bool = False
     qk_norm: bool = False  # RMS norm over d of every head's query and key, before they turn
     whole_norms: bool = False  # of these norms: over all heads' queries, and all keys, at once (OLMo 2)
+    causal: bool = True  # whether a row sees none that follow it
+    buckets: int = 0  # of distances between rows, each with a number that a head adds to scores (MPNet); 0: none is
 
     @property
     def group(self) -> int:
@@ -67,8 +87,19 @@ class GroupedAttention:
         """Return the key and value heads that some query heads need."""
         return Span(*self._kv_ends(heads.start, heads.stop)) if heads.size else Span(0, 0)
 
+    @property
+    def inner(self) -> Inner:
+        """Heads, each of d columns."""
+        return Inner(Axis.HEADS, Axis.CONTEXT, self.heads, self.head_dim)
+
+    @property
+    def work_columns(self) -> int:
+        """Queries, keys, values and contexts."""
+        return 2 * (self.heads + self.kv_heads) * self.head_dim
+
     def check(self) -> None:
         """Refuse widths that fit nothing."""
+        BlockKind.check(self)
         if self.heads % self.kv_heads:
             raise HeptiError(f"{self.heads} heads are no multiple of {self.kv_heads} key and value heads")
         if self.rope is not None and not 0 < self.rope.width <= self.head_dim:
@@ -88,17 +119,23 @@ class GroupedAttention:
             ("value", KV, self.kv_heads),
         ):
             shared = (axis, heads) if leaf == "value" or not self.whole_norms else ("", 1)
-            found.append(PartTensor(f"{name}/{leaf}/weight", Weight((heads * d, H), 1), *shared))
+            found.append(PartTensor(f"{name}/{leaf}/weight", Weight((heads * d, H), 1), TensorUse.INTO, *shared))
             if self.bias:
-                found.append(PartTensor(f"{name}/{leaf}/bias", Weight((heads * d,)), *shared))
+                found.append(PartTensor(f"{name}/{leaf}/bias", Weight((heads * d,)), TensorUse.INTO, *shared))
         if self.qk_norm:
             normed = (self.heads * d, self.kv_heads * d) if self.whole_norms else (d, d)
             for leaf, width in zip(("query_norm", "key_norm"), normed, strict=True):
-                found.append(PartTensor(f"{name}/{leaf}/weight", Weight((width,))))
-        found.append(PartTensor(f"{name}/output/weight", Weight((self.heads * d, H), 0), HEAD, self.heads))
+                found.append(PartTensor(f"{name}/{leaf}/weight", Weight((width,)), TensorUse.NORM))
+        output = Weight((self.heads * d, H), 0)
+        found.append(PartTensor(f"{name}/output/weight", output, TensorUse.OUT, HEAD, self.heads))
         if self.output_bias:
-            found.append(PartTensor(f"{name}/output/bias", Weight((H,))))
+            found.append(PartTensor(f"{name}/output/bias", Weight((H,)), TensorUse.OUT))
         found += stream.norm_tensors(f"{name}/post_norm") if stream.post_norms else []
+        found += stream.norm_tensors(f"{name}/norm") if stream.sum_norms else []
+        if self.buckets:
+            # A vector, which all have who take part: it is small, and goes with no heads of a file.
+            relative = Weight((self.heads * self.buckets,))
+            found.append(PartTensor(f"{name}/relative", relative, TensorUse.RELATIVE))
         return {tensor.leaf: tensor for tensor in found}
 
     def parts(self, name: str, stream: Residual, x: Value) -> tuple[Part, ...]:
@@ -130,3 +167,19 @@ class GroupedAttention:
     def _kv_ends(self, start: Any, stop: Any) -> tuple[Any, Any]:
         """Return between which key and value heads those of query heads lie; also of many, [...]."""
         return start // self.group, -(-stop // self.group)
+
+
+def full_attention(hidden: int, heads: int, buckets: int = 0) -> Attention:
+    """Return an encoder's attention over a stream of this width: every row sees all rows, and all products have a bias.
+
+    Raises
+    ------
+    HeptiError
+        If the width is no multiple of the heads.
+    """
+    if heads > 0 and hidden % heads:
+        raise HeptiError(f"hidden {hidden} is not a multiple of heads {heads}")
+    return Attention(
+        heads=heads, kv_heads=heads, head_dim=hidden // max(heads, 1), bias=True, output_bias=True, causal=False,
+        buckets=buckets,
+    )  # fmt: skip

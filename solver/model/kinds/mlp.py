@@ -1,43 +1,53 @@
-"""The MLP of a language model: two products with an activation between, gated or not."""
+"""The MLP: two products with an activation between, gated or not."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from solver.model.blocks import one_of
-from solver.model.kinds.part import FFN, HIDDEN, ROW, Part, PartTensor, Residual, Value
+from solver.model.blocks import Axis, BlockKind, Inner, one_of
+from solver.model.kinds.part import FFN, HIDDEN, ROW, Part, PartTensor, Residual, TensorUse, Value
 from solver.model.kinds.weight import Weight
 
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "tanh")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatedMlp:
+class Mlp(BlockKind):
     """down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x)))."""
 
+    name: ClassVar[str] = "mlp"
     curve: ClassVar[str] = "mlp"
+    inner_key: ClassVar[str] = "ffn"
+    inputs_first: ClassVar[tuple[str, ...]] = ("mlp/down/weight",)
 
     ffn: int  # F
     activation: str = "silu"
     gated: bool = True
     bias: bool = False
 
+    @property
+    def inner(self) -> Inner:
+        """Columns, one by one."""
+        return Inner(Axis.FFN, Axis.OUTPUT, self.ffn)
+
     def check(self) -> None:
         """Refuse an activation that is none."""
+        BlockKind.check(self)
         one_of("activation", self.activation, ACTIVATIONS)
 
     def tensors(self, name: str, stream: Residual) -> dict[str, PartTensor]:
         """Return its tensors by their leaves, in file order; columns share out most of them."""
         H, found = stream.hidden, stream.norm_tensors(f"{name}/norm") if stream.pre_norms else []
         for leaf in ("gate", "up") if self.gated else ("up",):
-            found.append(PartTensor(f"{name}/{leaf}/weight", Weight((self.ffn, H), 1), FFN, self.ffn))
+            found.append(PartTensor(f"{name}/{leaf}/weight", Weight((self.ffn, H), 1), TensorUse.INTO, FFN, self.ffn))
             if self.bias:
-                found.append(PartTensor(f"{name}/{leaf}/bias", Weight((self.ffn,)), FFN, self.ffn))
-        found.append(PartTensor(f"{name}/down/weight", Weight((self.ffn, H), 0), FFN, self.ffn))
+                found.append(PartTensor(f"{name}/{leaf}/bias", Weight((self.ffn,)), TensorUse.INTO, FFN, self.ffn))
+        found.append(PartTensor(f"{name}/down/weight", Weight((self.ffn, H), 0), TensorUse.OUT, FFN, self.ffn))
         if self.bias:
-            found.append(PartTensor(f"{name}/down/bias", Weight((H,))))
+            found.append(PartTensor(f"{name}/down/bias", Weight((H,)), TensorUse.OUT))
         found += stream.norm_tensors(f"{name}/post_norm") if stream.post_norms else []
+        found += stream.norm_tensors(f"{name}/norm") if stream.sum_norms else []
         return {tensor.leaf: tensor for tensor in found}
 
     def parts(self, name: str, stream: Residual, x: Value) -> tuple[Part, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import lru_cache
 from typing import Protocol
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from solver.base.spans import Span
 from solver.model.kinds.weight import BLOCK, Weight
-from solver.model.precision import Precision
+from solver.model.precision import FLOAT32, Precision
 
 # Axes. NUMBER is what lies side by side in the unit of another axis, and is never cut.
 ROW, HIDDEN, HEAD, KV, FFN, WORD, NUMBER = "row", "hidden", "head", "kv head", "ffn column", "word", "number"
@@ -49,6 +50,15 @@ class Value:
     state: bool = False
 
 
+class TensorUse(StrEnum):
+    """Where in its block a tensor is used."""
+
+    INTO = "into"  # the first product, which makes what heads or columns are of
+    OUT = "out"  # the second, which sums over them
+    NORM = "norm"
+    RELATIVE = "relative"  # added to scores, by the distance between two rows
+
+
 @dataclass(frozen=True, slots=True)
 class PartTensor:
     """A tensor of a part.
@@ -56,7 +66,7 @@ class PartTensor:
     Parameters
     ----------
     name
-        In the weights file.
+        In the weights file, or within its layer.
     axis, units
         What its first dimension is shared out by, and how many units of that it has; "": who has some of the part holds
         all of the tensor.
@@ -64,6 +74,7 @@ class PartTensor:
 
     name: str
     weight: Weight
+    use: TensorUse
     axis: str = ""
     units: int = 1
 
@@ -72,15 +83,30 @@ class PartTensor:
         """Its name within the block: the last two words."""
         return "/".join(self.name.rsplit("/", 2)[-2:])
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As it lies, where it is float32."""
+        return self.weight.shape
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether all hold it who take part in a layer: norms and last biases, which go with the residual."""
+        return not self.axis and len(self.shape) == 1
+
+    def half(self, stream: Residual) -> int:
+        """Return which half of its block needs it, 0 or 1."""
+        return int(self.use is TensorUse.OUT or (self.use is TensorUse.NORM and stream.sum_norms))
+
     def rows(self, span: Span) -> Span:
         """Return the rows of its first dimension that some units are."""
         return span.scaled(self.weight.shape[0] // self.units)
 
-    def bytes_of(self, units: int, precision: Precision) -> int:
-        """Return the bytes of so many units as a model's precision holds them."""
+    def held_bytes(self, precision: Precision = FLOAT32, units: int | None = None, columns: int | None = None) -> int:
+        """Return its bytes as a model's precision holds it; those of so many units, or so many columns, if given."""
         first, *others = self.weight.shape
-        first = first // self.units * units if self.axis else first
-        return self.weight.held_in(precision).bytes_of((first, *others), self.weight.summed)
+        first = first if units is None or not self.axis else first // self.units * units
+        shape = (first, *(others if columns is None else (columns,)))
+        return self.weight.held_in(precision).bytes_of(shape, self.weight.summed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +119,8 @@ class Residual:
         H, its width.
     norm, eps
         "rms", or "layer" with shifts, and what is added under the root.
-    pre_norms, post_norms
-        Whether blocks norm what they read, and what they have computed before that is added.
+    pre_norms, post_norms, sum_norms
+        Whether blocks norm what they read, what they have computed before that is added, and the sum.
     """
 
     hidden: int
@@ -102,6 +128,7 @@ class Residual:
     eps: float = 1e-5
     pre_norms: bool = True
     post_norms: bool = False
+    sum_norms: bool = False
 
     @property
     def unit(self) -> int:
@@ -115,7 +142,7 @@ class Residual:
     def norm_tensors(self, name: str) -> list[PartTensor]:
         """Return the tensors of a norm."""
         leaves = ("weight", "bias") if self.norm == "layer" else ("weight",)
-        return [PartTensor(f"{name}/{leaf}", Weight((self.hidden,))) for leaf in leaves]
+        return [PartTensor(f"{name}/{leaf}", Weight((self.hidden,)), TensorUse.NORM) for leaf in leaves]
 
 
 class PartKind(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from solver.model.kinds.part import HIDDEN, ROW, WORD, Part, PartTensor, Residual, Value
+from solver.model.kinds.part import HIDDEN, ROW, WORD, Part, PartTensor, Residual, TensorUse, Value
 from solver.model.kinds.weight import Weight
 
 
@@ -35,7 +35,7 @@ class Head:
     def tensors(self, name: str, matrix: str, stream: Residual) -> tuple[PartTensor, ...]:
         """Return its tensors: the last norm's, and the matrix of this name."""
         weight = Weight((self.words, stream.hidden), 1, words=True)
-        return (*stream.norm_tensors(name), PartTensor(matrix, weight, WORD, self.words))
+        return (*stream.norm_tensors(name), PartTensor(matrix, weight, TensorUse.INTO, WORD, self.words))
 
     def parts(self, name: str, stream: Residual, x: Value, tensors: tuple[PartTensor, ...]) -> tuple[Part, ...]:
         """Return its part."""

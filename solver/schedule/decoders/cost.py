@@ -21,8 +21,8 @@ from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats, Kernel
 from solver.cluster.decoder_curves import DecoderPart, DecoderSpeeds
 from solver.model.decoder import Decoder, head_parts
-from solver.model.kinds.attention import GroupedAttention
-from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.attention import Attention
+from solver.model.kinds.mlp import Mlp
 from solver.model.kinds.part import FFN, HEAD, KV, ROW, WORD, Part, Region
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage
@@ -94,12 +94,12 @@ class DecoderSetting:
         """Number of devices, p."""
         return len(self.speeds)
 
-    def attention_s(self, attention: GroupedAttention, heads: int, rows: int, behind: int) -> Floats:
+    def attention_s(self, attention: Attention, heads: int, rows: int, behind: int) -> Floats:
         """Return the seconds of so many heads on every device, [p], for rows behind so many tokens."""
         kv_heads = attention.kv_span(Span(0, heads)).size
         return self._kind_s(attention, {ROW: rows, HEAD: heads, KV: kv_heads}, behind)
 
-    def mlp_s(self, mlp: GatedMlp, columns: int, rows: int) -> Floats:
+    def mlp_s(self, mlp: Mlp, columns: int, rows: int) -> Floats:
         """Return the seconds of so many columns on every device, [p]."""
         return self._kind_s(mlp, {ROW: rows, FFN: columns})
 
@@ -107,7 +107,7 @@ class DecoderSetting:
         """Return the seconds of so many words of a row on every device, [p]."""
         return self._kind_s("head", {ROW: 1, WORD: words})
 
-    def _kind_s(self, kind: GroupedAttention | GatedMlp | str, units: Mapping[str, int], behind: int = 0) -> Floats:
+    def _kind_s(self, kind: Attention | Mlp | str, units: Mapping[str, int], behind: int = 0) -> Floats:
         """Return the seconds of all parts of a kind of block."""
         if (key := ("parts", kind)) not in self.kept:
             x = self.model.stream.value("x", 1)
@@ -128,9 +128,9 @@ class DecoderSetting:
             kind, rows = parts[0].kind, units[ROW]
             tensors = {tensor.name: tensor for part in parts for tensor in part.tensors}.values()
             precision = PRECISIONS[self.precision]
-            size = sum(tensor.bytes_of(units.get(tensor.axis, 1), precision) for tensor in tensors)
+            size = sum(tensor.held_bytes(precision, units.get(tensor.axis)) for tensor in tensors)
             found = self._part_s(DecoderPart(kind.curve), rows, size)
-            if isinstance(kind, GroupedAttention) and any(part.role == "contexts" for part in parts):
+            if isinstance(kind, Attention) and any(part.role == "contexts" for part in parts):
                 pairs = rows * seen(kind, rows, behind) * units[HEAD] * kind.head_dim
                 found = found + pairs * np.array([own.cached[self.cache].at(rows) for own in self.speeds])
             self.kept[key] = found
@@ -160,7 +160,7 @@ def setting_of(model: Decoder, cluster: Cluster, asked: TokenRequest | DecoderPl
     return decoder_setting(model, cluster, asked.precision, asked.cache, asked.wire)
 
 
-def seen(attention: GroupedAttention, rows: int, behind: int) -> float:
+def seen(attention: Attention, rows: int, behind: int) -> float:
     """Return how many tokens a row sees on average, itself among them."""
     if not attention.window or behind + rows <= attention.window:
         return behind + (rows + 1) / 2

@@ -15,8 +15,8 @@ from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Span
 from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
 from solver.model.decoder import Decoder, DecoderLayer, head_parts
-from solver.model.kinds.attention import GroupedAttention
-from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.attention import Attention
+from solver.model.kinds.mlp import Mlp
 from solver.model.kinds.part import FFN, HEAD, KV, WORD, PartTensor, Residual
 from solver.model.kinds.weight import PRECISIONS
 from solver.model.precision import Precision
@@ -74,14 +74,12 @@ class RankMemory:
         return self.weights + self.embedding + self.cache + self.work
 
 
-def attention_bytes(
-    model: Decoder, attention: GroupedAttention, heads: int, kv_heads: int, precision: Precision
-) -> int:
+def attention_bytes(model: Decoder, attention: Attention, heads: int, kv_heads: int, precision: Precision) -> int:
     """Return the bytes of the weights of some query heads, and of the key and value heads that they need."""
     return _bytes(_tensors(attention, model.stream), {HEAD: heads, KV: kv_heads}, precision) * (heads > 0)
 
 
-def mlp_bytes(model: Decoder, mlp: GatedMlp, columns: int, precision: Precision) -> int:
+def mlp_bytes(model: Decoder, mlp: Mlp, columns: int, precision: Precision) -> int:
     """Return the bytes of the weights of some columns."""
     return _bytes(_tensors(mlp, model.stream), {FFN: columns}, precision) * (columns > 0)
 
@@ -89,7 +87,7 @@ def mlp_bytes(model: Decoder, mlp: GatedMlp, columns: int, precision: Precision)
 def rows_bytes(model: Decoder, layer: DecoderLayer, precision: Precision) -> int:
     """Return the bytes of the weights that follow a layer's contexts, which ranks hold that compute rows of prompts."""
     output = _tensors(layer.attention, model.stream)["output/weight"]
-    return output.bytes_of(layer.attention.heads, precision) + mlp_bytes(model, layer.mlp, layer.mlp.ffn, precision)
+    return output.held_bytes(precision, layer.attention.heads) + mlp_bytes(model, layer.mlp, layer.mlp.ffn, precision)
 
 
 def words_bytes(model: Decoder, words: int, precision: Precision) -> int:
@@ -103,7 +101,7 @@ def embedding_bytes(model: Decoder) -> int:
     return FLOAT_BYTES * min(WORDS_KEPT, model.vocab) * model.hidden
 
 
-def cache_bytes(attention: GroupedAttention, kv_heads: int, cache: str, tokens: int) -> int:
+def cache_bytes(attention: Attention, kv_heads: int, cache: str, tokens: int) -> int:
     """Return the bytes of so many tokens' keys and values of a layer."""
     return 2 * kv_heads * attention.head_dim * tokens * NUMBER_BYTES[cache]
 
@@ -114,7 +112,7 @@ def work_bytes(model: Decoder, ranks: int, width: int, words: int, context: int)
     return PROGRAM_BYTES + FLOAT_BYTES * (rows * ((STREAMS + ranks) * model.hidden + width) + words)
 
 
-def widest(attention: GroupedAttention, mlp: GatedMlp, heads: int, columns: int) -> int:
+def widest(attention: Attention, mlp: Mlp, heads: int, columns: int) -> int:
     """Return the columns of what a rank with so many heads and columns has at a time."""
     kv = attention.kv_span(Span(0, heads)).size
     made = heads + 2 * kv
@@ -181,9 +179,9 @@ def check_memory(model: Decoder, cluster: Cluster, plan: DecoderPlan) -> None:
 
 
 @lru_cache(maxsize=64)
-def _tensors(half: GroupedAttention | GatedMlp, stream: Residual) -> Mapping[str, PartTensor]:
+def _tensors(half: Attention | Mlp, stream: Residual) -> Mapping[str, PartTensor]:
     return half.tensors("", stream)
 
 
 def _bytes(tensors: Mapping[str, PartTensor], units: Mapping[str, int], precision: Precision) -> int:
-    return sum(tensor.bytes_of(units.get(tensor.axis, 1), precision) for tensor in tensors.values())
+    return sum(tensor.held_bytes(precision, units.get(tensor.axis)) for tensor in tensors.values())

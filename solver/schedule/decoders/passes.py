@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from solver.base.spans import Span
 from solver.model.decoder import STREAM, Decoder
-from solver.model.kinds.attention import GroupedAttention
+from solver.model.kinds.attention import Attention
 from solver.model.kinds.part import Value
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.decoders.asked import CHUNK_ROWS
@@ -60,7 +60,7 @@ class DecoderPasses:
     def given(self, rows: int) -> Value:  # noqa: D102
         return self.model.stream.value(STREAM, rows)
 
-    def kept(self) -> Iterator[tuple[str, GroupedAttention, Sequence[Span]]]:  # noqa: D102
+    def kept(self) -> Iterator[tuple[str, Attention, Sequence[Span]]]:  # noqa: D102
         for stage in self.plan.stages:
             for number in range(stage.layers.start, stage.layers.stop):
                 yield f"layers/{number}/attention/cache", self.model.layers[number].attention, tuple(stage.heads)

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from solver.base.spans import Partition
 from solver.cluster.curves import Floats
-from solver.model.attention import Attention
-from solver.model.blocks import Axis, Block, Cut, TensorUse
+from solver.model.blocks import Axis, Block, Cut
+from solver.model.kinds.attention import Attention
+from solver.model.kinds.part import TensorUse
 from solver.plan.plan import BlockPlan, Keys, LayerPlan, StreamLayout
 from solver.plan.routes import Route
 from solver.schedule.encoders.pricing import Pricer, any_blocks, avoiding
@@ -76,7 +77,7 @@ class LayerKind:
     def steps(self, blocks: Sequence[Block]) -> Iterator[tuple[Block, tuple[Step, ...]]]:
         """Yield the blocks of a layer, each with its steps."""
         for block, (cut, norm) in zip(blocks, self.cuts, strict=True):
-            gathers = self.input_gathered and isinstance(block, Attention)
+            gathers = self.input_gathered and isinstance(block.kind, Attention)
             yield block, cut_steps(block, cut, norm, input_gathered=gathers)
 
     def axes(self, blocks: Sequence[Block]) -> tuple[Axis, ...]:
@@ -109,7 +110,7 @@ def layer_kinds(blocks: tuple[Block, ...]) -> tuple[LayerKind, ...]:
     Half of what K and V are is worth it where links are slow: there all is cut by rows, and the input gathered.
     """
     found = [LayerKind(cuts) for cuts in product(BLOCK_CUTS, repeat=len(blocks)) if _legal(blocks, cuts)]
-    if any(isinstance(block, Attention) for block in blocks):
+    if any(isinstance(block.kind, Attention) for block in blocks):
         found.append(replace(kind_by_rows(blocks), input_gathered=True))
     return tuple(found)
 
@@ -142,7 +143,7 @@ def layer_weights(setting: Setting, kind: LayerKind) -> Weights:
             whole += sum(tensor.held_bytes() for tensor in block.shared)
             continue
         inner, output = block.inner.axis, block.inner.output
-        by_columns = [tensor for tensor in block.shared if cut is Cut.COLUMNS and tensor.part is TensorUse.OUT]
+        by_columns = [tensor for tensor in block.shared if cut is Cut.COLUMNS and tensor.use is TensorUse.OUT]
         size = unit_size(setting, inner)
         per_unit[inner] = sum(tensor.held_bytes(units=size) for tensor in block.shared if tensor not in by_columns)
         if by_columns:
@@ -289,7 +290,7 @@ def kind_steps(
     """Yield the steps of a request all of whose layers are of a kind, and how often; arguments as in `Pricer`."""
 
     def avoids(block: Block) -> Mask | None:
-        if isinstance(block, Attention) and kind.input_gathered:
+        if isinstance(block.kind, Attention) and kind.input_gathered:
             rows = values[Axis.ROWS]
             owners = any_blocks(setting) if active is None else (rows > 0).sum(-1, keepdims=True)
             return avoiding(setting, block, rows, owners)
@@ -350,7 +351,7 @@ def layer_plan(setting: Setting, kind: LayerKind, units: Units) -> LayerPlan:
         inner = output = keys = None
         if block.inner is not None:
             inner, output = parts.get(block.inner.axis), parts.get(block.inner.output)
-        if isinstance(block, Attention) and kind.input_gathered:
+        if isinstance(block.kind, Attention) and kind.input_gathered:
             avoids = avoiding(setting, block, units[Axis.ROWS], int(np.count_nonzero(units[Axis.ROWS])))
             keys = tuple(Keys.AVOIDED if avoided else Keys.PROJECTED for avoided in avoids)
         return BlockPlan(block.name, cut, inner, output, norm, rows, kind.route, keys)

@@ -34,7 +34,7 @@ def work_bytes(spec: ModelSpec, rows: int) -> int:
     At worst the stream as it was, gathered and summed, a summand and one being received ([S, H] each), and what the
     largest block works with.
     """
-    largest = max(block.work_columns for run in spec.runs for block in run.blocks)
+    largest = max(block.kind.work_columns for run in spec.runs for block in run.blocks)
     return PROGRAM_BYTES + FLOAT_BYTES * rows * (5 * spec.hidden + largest)
 
 

@@ -16,7 +16,6 @@ import numpy as np
 
 from solver.base.spans import Span
 from solver.cluster.curves import Floats, Kernel
-from solver.model.attention import Attention
 from solver.model.blocks import Axis, Block, Cut
 from solver.plan.plan import StreamLayout
 from solver.plan.routes import Route
@@ -67,7 +66,7 @@ class Pricer:
         self.values = values
         self.stream = stream
         self.route = Route.DIRECT  # of the block at hand
-        self._norm = "post"
+        self._pre_norms = False
         self._block = ""  # the name of its kind
         self._columns: RowRegion | None = None  # where the stream lies in columns
         self.avoids: Mask | None = None  # who avoids K and V, where the block's input is gathered
@@ -107,7 +106,7 @@ class Pricer:
 
     def add(self, block: Block, own: Iterable[steps.Step]) -> None:
         """Add the steps of a block, or of a half of one, whose shares `values` has."""
-        self._norm, self._block = block.norm, block.name
+        self._pre_norms, self._block = block.stream.pre_norms, block.name
         if self._columns is not None and Axis.SUB_BLOCKS not in self.values:
             self._gather_from_columns()
         for step in own:
@@ -392,7 +391,7 @@ class Pricer:
         if stream is None or rows is None or stream is rows:
             return
         row_bytes, tiles = s.row_bytes(s.spec.hidden), tile_counts(stream, s.tile_rows)
-        if self._norm == "pre":
+        if self._pre_norms:
             self.send("move residual", move(stream, rows, row_bytes, tiles))
         if not gathering.all():
             self.send("move rows", move(stream, rows, np.where(gathering, 0.0, row_bytes), tiles))
@@ -448,7 +447,7 @@ def _without_keys(s: Setting, step: steps.GatherInput, rows: Floats) -> Floats:
     return np.asarray(2 * wide + 2 * bank.seconds(Kernel.CONTRACT, rows, H * H) + bank.attend(rows, keys, A, 0))
 
 
-def avoiding(s: Setting, block: Attention, rows: Any, devices: Any) -> Mask:
+def avoiding(s: Setting, block: Block, rows: Any, devices: Any) -> Mask:
     """Return for whom, with so many rows of its own, it is less time to avoid K and V than to compute them of all.
 
     They are computed while the input arrives, from so many devices, but for its last block; without them all of it has

@@ -26,9 +26,9 @@ from typing import Any
 
 from solver.base.spans import Span
 from solver.cluster.curves import Bank, Floats, Kernel
-from solver.model.attention import Attention
-from solver.model.blocks import Axis, Block, Cut
-from solver.model.mlp import Mlp
+from solver.model.blocks import Axis, Block, BlockKind, Cut
+from solver.model.kinds.attention import Attention
+from solver.model.kinds.mlp import Mlp
 from solver.model.sublayers import HALVES
 from solver.plan.plan import BlockPlan, StreamLayout
 
@@ -217,13 +217,15 @@ def cut_steps(
         return DealColumns(), Alone(block, Axis.SUB_BLOCKS)
     if cut is Cut.WHOLE:
         return GatherAll(), Alone(block, Axis.FIXED)
-    first, second = KINDS[type(block)](block, cut, norm, input_gathered)
+    first, second = KINDS[type(block.kind)](block, cut, norm, input_gathered)
     return (*(first if halves.start == 0 else ()), *(second if halves.stop == HALVES else ()))
 
 
-def attention(block: Attention, cut: Cut, norm: StreamLayout, input_gathered: bool) -> Halves:
+def attention(block: Block, cut: Cut, norm: StreamLayout, input_gathered: bool) -> Halves:
     """Return the steps of multi-head attention, in halves; what is not cut by rows has all in the first."""
-    H, A, d = block.hidden, block.heads, block.head_dim
+    own = block.kind
+    assert isinstance(own, Attention)
+    H, A, d = block.hidden, own.heads, own.head_dim
     heads = 1 if cut is not Cut.ROWS else A  # of a unit
     attend = Call("attention", Kernel.ATTEND, heads, d)
     out = Call("output", Kernel.CONTRACT, heads * d * H)
@@ -240,9 +242,9 @@ def attention(block: Attention, cut: Cut, norm: StreamLayout, input_gathered: bo
     return first, [ByTiles((out,)), close(block, norm)]
 
 
-def mlp(block: Mlp, cut: Cut, norm: StreamLayout, input_gathered: bool) -> Halves:
+def mlp(block: Block, cut: Cut, norm: StreamLayout, input_gathered: bool) -> Halves:
     """Return the steps of the feed-forward block, in halves."""
-    columns = 1 if cut is not Cut.ROWS else block.ffn  # of a unit
+    columns = 1 if cut is not Cut.ROWS else block.kind.inner_columns  # of a unit
     up = Call("up", Kernel.PROJECT, block.hidden * columns)
     activation = Call("activation", Kernel.ACTIVATE, columns)
     down = Call("down", Kernel.CONTRACT, block.hidden * columns)
@@ -253,9 +255,9 @@ def mlp(block: Mlp, cut: Cut, norm: StreamLayout, input_gathered: bool) -> Halve
     return [Lay(), ByTiles((up, activation))], [ByTiles((down,)), close(block, norm)]
 
 
-# By the class of a block: its steps under a cut, with the norm on rows or on full, and, of attention by rows, where its
-# input is gathered and not K and V.
-KINDS: dict[type[Block], Callable[[Any, Cut, StreamLayout, bool], Halves]] = {Attention: attention, Mlp: mlp}
+# By the class of a block's kind: its steps under a cut, with the norm on rows or on full, and, of attention by rows,
+# where its input is gathered and not K and V.
+KINDS: dict[type[BlockKind], Callable[[Block, Cut, StreamLayout, bool], Halves]] = {Attention: attention, Mlp: mlp}
 
 
 def _shared(block: Block, into: Calls, between: Calls, out: Call, cut: Cut, norm: StreamLayout) -> Iterator[Step]:
@@ -268,7 +270,7 @@ def _shared(block: Block, into: Calls, between: Calls, out: Call, cut: Cut, norm
     if cut is Cut.COLUMNS:
         # An output column has a weight of every inner column.
         yield GatherColumns(inner.axis, inner.unit, inner.output)
-        yield AtOnce(inner.output, (Call(out.name, out.kernel, block.inner_columns),))
+        yield AtOnce(inner.output, (Call(out.name, out.kernel, block.kind.inner_columns),))
         yield GatherColumns(inner.output, 1, Axis.FIXED)
     else:
         yield Reduce(inner.axis, out, norm)

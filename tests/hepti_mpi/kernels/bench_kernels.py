@@ -68,7 +68,7 @@ def session(spec, tensors):
         deep = constant(f"{at}deep", np.array([0], np.int64))
         qkv = [node("Unsqueeze", [linear(x, f"attention/{n}", f"{at}{n}"), deep], f"{at}{n}3")
                for n in ("query", "key", "value")]  # fmt: skip
-        attended = node("MultiHeadAttention", qkv, f"{at}context3", domain=FUSED, num_heads=spec.blocks[0].heads)
+        attended = node("MultiHeadAttention", qkv, f"{at}context3", domain=FUSED, num_heads=spec.blocks[0].kind.heads)
         context = node("Squeeze", [attended, deep], f"{at}context")
         a = norm(linear(context, "attention/output", f"{at}a"), x, "attention", f"{at}an")
         up = node("Gelu", [linear(a, "mlp/up", f"{at}up")], f"{at}gelu", domain=FUSED)
@@ -89,7 +89,7 @@ def session(spec, tensors):
 def eager(spec, tensors):
     """Return x -> the layers' result, as torch computes it step by step."""
     torch.set_num_threads(omp_threads() or 1)
-    heads = spec.blocks[0].heads
+    heads = spec.blocks[0].kind.heads
     turned = ("attention/output/weight", "mlp/down/weight")
     held = {name: torch.from_numpy(t.T.copy() if name.endswith(turned) else t) for name, t in tensors.items()}
 

@@ -9,15 +9,15 @@ from hepti_mpi.requests.prompts import Prompt, PromptReader, Wishes
 from hepti_mpi.requests.sampling import Sampling
 from solver.base.errors import HeptiError
 from solver.model.decoder import Decoder, DecoderLayer
-from solver.model.kinds.attention import GroupedAttention
-from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.attention import Attention
+from solver.model.kinds.mlp import Mlp
 from tests.kit.chat_templates import CHATML, LLAMA_2, SPECIAL
 from tests.kit.texts import TOKENIZERS
 from weights.inputs.templates import ChatTemplate
 from weights.inputs.tokenize import PromptTokenizer
 
 USUAL = Wishes(Ending(9, eos=(1,)), Sampling())
-LAYER = DecoderLayer(attention=GroupedAttention(heads=2, kv_heads=1, head_dim=4), mlp=GatedMlp(ffn=8))
+LAYER = DecoderLayer(attention=Attention(heads=2, kv_heads=1, head_dim=4), mlp=Mlp(ffn=8))
 
 
 @pytest.fixture(params=TOKENIZERS)

@@ -7,17 +7,17 @@ import pytest
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
 from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
-from solver.model.kinds.attention import GroupedAttention, Rope
-from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.attention import Attention, Rope
+from solver.model.kinds.mlp import Mlp
 from solver.model.kinds.weight import PRECISIONS, Weight
 from tests.kit import refused
 
 
 def model(**facts):
-    attention = GroupedAttention(heads=6, kv_heads=2, head_dim=24, rope=Rope(frequencies=(1.0, 0.1)), qk_norm=True)
+    attention = Attention(heads=6, kv_heads=2, head_dim=24, rope=Rope(frequencies=(1.0, 0.1)), qk_norm=True)
     layers = (
-        DecoderLayer(attention=attention, mlp=GatedMlp(ffn=96)),
-        DecoderLayer(attention=GroupedAttention(heads=6, kv_heads=2, head_dim=24, window=8), mlp=GatedMlp(ffn=96)),
+        DecoderLayer(attention=attention, mlp=Mlp(ffn=96)),
+        DecoderLayer(attention=Attention(heads=6, kv_heads=2, head_dim=24, window=8), mlp=Mlp(ffn=96)),
     )
     return Decoder(**{"name": "m", "hidden": 40, "vocab": 50, "positions": 64, "layers": layers * 2, **facts})
 

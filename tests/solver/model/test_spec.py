@@ -12,17 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from solver.base.errors import HeptiError
-from solver.model.attention import Attention
-from solver.model.mlp import ACTIVATIONS, Mlp
+from solver.model.kinds.attention import Attention
 from solver.model.named import NAMED_MODELS, named_model
 from solver.model.spec import (
+    ACTIVATIONS,
     POOLINGS,
     SCORES,
     ImageInput,
     ModelSpec,
     Run,
     TextInput,
+    attention_block,
     encoder,
+    mlp_block,
     tensor_shapes,
     with_layers,
 )
@@ -37,8 +39,8 @@ IMAGES = st.builds(
     resize=st.none() | st.tuples(SIZES, SIZES), resample=st.sampled_from(("bilinear", "bicubic", "lanczos", "nearest")),
 )  # fmt: skip
 WAYS = {"norm": st.sampled_from(["pre", "post"]), "norm_eps": st.floats(1e-12, 1e-3)}
-ATTENTION, MLP = Attention(hidden=64, heads=4), Mlp(hidden=64, ffn=96)
-PART = replace(ATTENTION, hidden=16), replace(MLP, hidden=16)
+ATTENTION, MLP = attention_block(64, 4), mlp_block(64, 96)
+PART = attention_block(16, 4), mlp_block(16, 96)
 TWO_KINDS = joined(
     "two kinds",
     encoder("narrow", 64, 64, 4, 2, input=TextInput(50, 32, 32), pooling="mean"),
@@ -112,8 +114,8 @@ def of_unlike_layers(draw):
     """Draw a spec whose runs differ in all that blocks may differ in, some of one block, some of two in any order."""
     spec = like(draw(specs()), hidden=24, heads=1)
     heads = st.sampled_from([1, 2, 3, 8, 24])
-    attention = st.builds(Attention, hidden=st.just(24), heads=heads, **WAYS)
-    mlp = st.builds(Mlp, hidden=st.just(24), ffn=SIZES, activation=st.sampled_from(ACTIVATIONS), **WAYS)
+    attention = st.builds(attention_block, hidden=st.just(24), heads=heads, **WAYS)
+    mlp = st.builds(mlp_block, hidden=st.just(24), ffn=SIZES, activation=st.sampled_from(ACTIVATIONS), **WAYS)
     blocks = st.one_of(*map(st.tuples, (attention, mlp)), st.tuples(attention, mlp), st.tuples(mlp, attention))
     return replace(spec, runs=tuple(draw(st.lists(st.builds(Run, st.integers(1, 5), blocks), min_size=1, max_size=4))))
 
@@ -128,8 +130,8 @@ def test_a_model_of_unlike_layers_survives_json():
 
     assert found == TWO_KINDS
     assert [(run.layers, *run.blocks) for run in found.runs] == [
-        (2, Attention(hidden=64, heads=4), Mlp(hidden=64, ffn=64)),
-        (3, Attention(hidden=64, heads=8), Mlp(hidden=64, ffn=128)),
+        (2, attention_block(64, 4), mlp_block(64, 64)),
+        (3, attention_block(64, 8), mlp_block(64, 128)),
     ]
 
 
@@ -182,8 +184,8 @@ def test_damaged_json_is_a_spec_or_refused(table, data):
         spec = ModelSpec.from_json(json.dumps(table))
     except HeptiError:
         return
-    attentions = [block for run in spec.runs for block in run.blocks if isinstance(block, Attention)]
-    assert all(block.head_dim * block.heads == block.hidden == spec.hidden for block in attentions)
+    attentions = [block for run in spec.runs for block in run.blocks if isinstance(block.kind, Attention)]
+    assert all(block.kind.head_dim * block.kind.heads == block.hidden == spec.hidden for block in attentions)
     assert all(isinstance(length, int) for shape in tensor_shapes(spec).values() for length in shape)
     assert ModelSpec.from_json(spec.to_json()) == spec
 
@@ -238,7 +240,7 @@ def test_named_models_have_the_published_size(name, millions):
 @given(specs())
 def test_layers_differ_only_in_their_number(spec):
     """Every layer has the tensors of its blocks; their count is what the layer's formula says."""
-    shapes, H, F = tensor_shapes(spec), spec.hidden, spec.blocks[1].ffn
+    shapes, H, F = tensor_shapes(spec), spec.hidden, spec.blocks[1].kind.ffn
     blocks = {tensor.name: tensor.shape for tensor in spec.run(0).tensors}
     for layer in (0, spec.layers - 1):
         prefix = f"layers/{layer}/"
@@ -295,7 +297,7 @@ def test_models_with_unlike_layers_have_fingerprints_of_their_own():
 
 
 def test_what_a_layer_of_a_model_of_two_kinds_has(kept):
-    assert (TWO_KINDS.layers, [TWO_KINDS.run(layer).blocks[1].ffn for layer in range(5)]) == (
+    assert (TWO_KINDS.layers, [TWO_KINDS.run(layer).blocks[1].kind.ffn for layer in range(5)]) == (
         5,
         [64, 64, 128, 128, 128],
     )
@@ -332,10 +334,14 @@ def test_layers_that_no_model_has_are_refused(kept):
     cases = [
         (ATTENTION, MLP, ATTENTION),
         (),
-        (replace(ATTENTION, hidden=32), MLP),
-        (ATTENTION, replace(MLP, hidden=128)),
-        (replace(ATTENTION, heads=5), MLP),
-        (ATTENTION, replace(MLP, ffn=0)),
+        (attention_block(32, 4), MLP),
+        (ATTENTION, mlp_block(128, 96)),
+        (replace(ATTENTION, kind=replace(ATTENTION.kind, heads=5)), MLP),
+        (ATTENTION, mlp_block(64, 0)),
+        (replace(ATTENTION, kind=replace(ATTENTION.kind, causal=True)), MLP),
+        (replace(ATTENTION, kind=replace(ATTENTION.kind, kv_heads=2)), MLP),
+        (ATTENTION, replace(MLP, kind=replace(MLP.kind, gated=True))),
+        (ATTENTION, replace(MLP, stream=replace(MLP.stream, norm="rms"))),
     ]
 
     kept(refused.said(lambda *blocks: replace(alike, runs=(*alike.runs, Run(1, blocks))), cases))
@@ -348,7 +354,7 @@ def test_runs_that_no_model_has_are_refused(kept):
         [Run(-1, (ATTENTION, MLP)), Run(3, (ATTENTION, MLP))],
         [Run(2, PART, parts=4)],
         [Run(2, PART, parts=0), Run(1, (ATTENTION, MLP))],
-        [Run(1, PART, parts=4), Run(1, (replace(ATTENTION, hidden=32),), parts=2), Run(1, (ATTENTION, MLP))],
+        [Run(1, PART, parts=4), Run(1, (attention_block(32, 4),), parts=2), Run(1, (ATTENTION, MLP))],
     ]
 
     kept(refused.said(lambda runs: ModelSpec("odd", 64, tuple(runs), TextInput(50, 32, 32)), cases))

@@ -385,7 +385,7 @@ def test_damaged_json_is_a_plan_or_refused(data):
     except HeptiError:
         return
     assert plan_from_json(plan_to_json(plan)) == plan
-    assert sum(weights_bytes(SPEC, plan, rank) for rank in range(3)) >= 4 * SPEC.hidden * SPEC.blocks[1].ffn
+    assert sum(weights_bytes(SPEC, plan, rank) for rank in range(3)) >= 4 * SPEC.hidden * SPEC.blocks[1].kind.ffn
 
 
 @settings(max_examples=count(40, 100))

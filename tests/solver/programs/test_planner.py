@@ -37,7 +37,7 @@ BERT_LARGE = named_model("bert-large")
 
 def random_caps(rng, spec, devices):
     """Return caps on a layer's bytes that bind in most instances."""
-    layer_bytes = 4 * (4 * spec.hidden**2 + 2 * spec.hidden * spec.blocks[1].ffn)
+    layer_bytes = 4 * (4 * spec.hidden**2 + 2 * spec.hidden * spec.blocks[1].kind.ffn)
     return layer_bytes * rng.uniform(0.2, 1.3, devices) if rng.random() < 0.6 else np.full(devices, np.inf)
 
 
@@ -113,7 +113,7 @@ def test_mix_of_layers_is_that_of_exhaustive_search():
     for seed in seeds(6, 20):
         rng = np.random.default_rng(seed)
         spec, cluster, rows = instance(rng, 2, layers=int(rng.integers(2, 4)))
-        heads, d = min(spec.blocks[0].heads, 4), spec.blocks[0].head_dim
+        heads, d = min(spec.blocks[0].kind.heads, 4), spec.blocks[0].kind.head_dim
         spec, rows = like(spec, heads=heads, hidden=d * heads), min(rows, 5)
         cluster = with_room(spec, cluster, rows, rng.uniform(0.2, 1.1, 2))
         s, room = setting(spec, cluster, rows), weights_room(spec, cluster, rows)
@@ -138,7 +138,7 @@ def with_room(spec, cluster, rows, parts):
     """Return the cluster with room for these parts of all layers' weights."""
     empty = replace(cluster, devices=tuple(replace(device, memory_bytes=0) for device in cluster.devices))
     needs = -weights_room(spec, empty, rows)
-    weights = spec.layers * 4 * (4 * spec.hidden**2 + 2 * spec.hidden * spec.blocks[1].ffn)
+    weights = spec.layers * 4 * (4 * spec.hidden**2 + 2 * spec.hidden * spec.blocks[1].kind.ffn)
     memory = (needs + parts * weights).round().astype(int)
     devices = (replace(device, memory_bytes=int(size)) for device, size in zip(cluster.devices, memory, strict=True))
     return replace(cluster, devices=tuple(devices))

@@ -33,7 +33,7 @@ class Device:
 def seconds_per_layer(s: Setting, rows: list[int], route: Route) -> float:
     """Return the seconds of one layer among many alike; `rows` per device, all of one request."""
     spec, bank, network = s.spec, s.machine.bank, s.machine.network
-    attention, mlp = spec.blocks
+    attention, mlp = (block.kind for block in spec.blocks)
     H, F, A, d, p = spec.hidden, mlp.ffn, attention.heads, attention.head_dim, len(rows)
     cut = [[tile.size for tile in tiles(span, s.tile_rows)] for span in Partition.of_counts(rows)]
     owners = [rank for rank in range(p) if rows[rank]]

@@ -27,7 +27,7 @@ def random_instance(rng):
     speeds = rng.choice([10, 24.6, 24.6, 70], devices) * (rng.uniform(0.9, 1.1, devices) if rng.random() < 0.6 else 1)
     link = Link(float(10 ** rng.uniform(1, 3.3)) * 1e6 / 8, float(rng.choice([50, 200, 1000])) * 1e-6)
     empty = Cluster(tuple(Device(f"d{number}", 1e9, 0) for number in range(devices)), link)
-    weights = spec.layers * 4 * (4 * spec.hidden**2 + 2 * spec.hidden * spec.blocks[1].ffn)
+    weights = spec.layers * 4 * (4 * spec.hidden**2 + 2 * spec.hidden * spec.blocks[1].kind.ffn)
     parts = rng.uniform(0.3, 1.2, devices) * min(1.0, 1.5 / devices) if rng.random() < 0.4 else np.full(devices, 3.0)
     memory = (parts * weights - weights_room(spec, empty, rows)).astype(int).tolist()
     boards = (Device(f"d{number}", float(speeds[number]) * 1e9, memory[number]) for number in range(devices))

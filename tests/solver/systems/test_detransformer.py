@@ -42,8 +42,8 @@ def test_a_sub_block_has_the_widths_that_were_published():
     """DeTransformer, bert-base with N_div 4: 192 columns, 3 heads, 4224 columns of the MLP."""
     attention, mlp = SPEC.part_blocks
 
-    assert (attention.hidden, attention.heads, attention.head_dim) == (192, 3, 64)
-    assert (mlp.hidden, mlp.ffn) == (192, 4224)
+    assert (attention.hidden, attention.kind.heads, attention.kind.head_dim) == (192, 3, 64)
+    assert (mlp.hidden, mlp.kind.ffn) == (192, 4224)
 
 
 @pytest.mark.parametrize("name", ["bert-base-decoupled-4x2", "bert-large-decoupled", "vit-base-decoupled-6x6"])
@@ -53,10 +53,10 @@ def test_matrices_of_a_decoupled_layer_have_as_many_parameters_as_those_of_an_or
     def matrices(layer):
         run = spec.run(layer)
         tensors = [tensor for _ in layer_prefixes(run, layer) for tensor in run.tensors]
-        return sum(np.prod(tensor.shape) for tensor in tensors if tensor.summed is not None)
+        return sum(np.prod(tensor.shape) for tensor in tensors if tensor.weight.summed is not None)
 
     original = spec.layers // spec.groups - 1
-    assert matrices(0) == matrices(original) == 4 * spec.hidden**2 + 2 * spec.hidden * spec.blocks[1].ffn
+    assert matrices(0) == matrices(original) == 4 * spec.hidden**2 + 2 * spec.hidden * spec.blocks[1].kind.ffn
 
 
 def test_names_say_how_a_model_is_decoupled():

@@ -85,7 +85,7 @@ def test_voltage_counts_keys_and_values_of_all_rows_or_none():
 def test_voltage_takes_the_order_of_less_work():
     """Multiplications of one head, counted: K, scores, context and V in one order and in the other."""
     for spec, rows in ((SPEC, 96), (SPEC, 20), (named_model("minilm-l6"), 300)):
-        H, d = spec.hidden, spec.blocks[0].head_dim
+        H, d = spec.hidden, spec.blocks[0].kind.head_dim
         for own in range(1, rows + 1):
             projected = 2 * rows * H * d + 2 * own * rows * d
             avoided = 2 * own * d * H + 2 * own * rows * H

@@ -13,8 +13,8 @@ import pytest
 
 from solver.base.errors import HeptiError
 from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
-from solver.model.kinds.attention import GroupedAttention, Rope
-from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.attention import Attention, Rope
+from solver.model.kinds.mlp import Mlp
 from weights.cli import main
 from weights.decoders.export import check_llama, dllama_header, dllama_tokenizer, export, in_pairs, q4_0
 from weights.decoders.file import DecoderFile, DecoderWriter
@@ -32,8 +32,8 @@ def frequencies(theta=500000.0, factor=32, width=HEAD_DIM):
 
 def llama(**facts):
     rope = Rope(frequencies=frequencies())
-    attention = GroupedAttention(heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, rope=rope)
-    layers = (DecoderLayer(attention=attention, mlp=GatedMlp(ffn=96)),) * 2
+    attention = Attention(heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, rope=rope)
+    layers = (DecoderLayer(attention=attention, mlp=Mlp(ffn=96)),) * 2
     return Decoder(**{"name": "m", "hidden": 64, "vocab": 40, "positions": 256, "layers": layers, **facts})
 
 

@@ -13,8 +13,8 @@ import torch
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
 from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
-from solver.model.kinds.attention import GroupedAttention, Rope
-from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.attention import Attention, Rope
+from solver.model.kinds.mlp import Mlp
 from tests.kit.gguf_files import CASES, their_tensors, write_gguf
 from weights.decoders.convert import open_checkpoint, write_checkpoint
 from weights.decoders.export import export, in_pairs, q4_0
@@ -111,8 +111,8 @@ def test_any_bits_of_a_block_stay_as_they_are(tmp_path):
 
 def test_what_export_writes_is_read_again_bit_for_bit(tmp_path):
     rope = Rope(frequencies=tuple(float(np.float32(10000.0) ** np.float32(-i / 8)) for i in range(8)))
-    attention = GroupedAttention(heads=4, kv_heads=2, head_dim=16, rope=rope)
-    layer = DecoderLayer(attention=attention, mlp=GatedMlp(ffn=96))
+    attention = Attention(heads=4, kv_heads=2, head_dim=16, rope=rope)
+    layer = DecoderLayer(attention=attention, mlp=Mlp(ffn=96))
     model = Decoder(name="odd", hidden=64, vocab=90, positions=64, layers=(layer,) * 2)
     numbers = np.random.default_rng(1)
     with DecoderWriter(tmp_path / "a.h5", model, "test", "int4") as weights:
