@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from hepti_mpi.kernels.ort import Bound, Session, make_session
+from hepti_mpi.kernels.ort import make_session
 from solver.base.arrays import Numbers
 from solver.base.spans import Span
 from solver.model.convnet import ConvNet, MapBox, Node, Picture
@@ -30,6 +30,35 @@ SMALL = 1 << 16  # numbers; larger tensors are not copied into the graph
 SMALL_IN_PLACE = 1 << 10  # where many graphs have the same
 Placed = dict[str, tuple[MapBox, Numbers]]  # of values, a box and an array for it
 ReadTensor = Callable[[str, Span | None], Numbers]  # a tensor, or some of its first dimension
+Arrays = Mapping[str, Numbers]  # by their names in a graph; inputs and outputs without the batch of 1
+Bind = Callable[[Arrays, Arrays], Callable[[], None]]  # of inputs and outputs: what computes these of those
+# Makes a graph of nodes, inputs, outputs, constants and ONNX's version ready to run. Last is whether many graphs have
+# the same constants, which then stay where they are.
+MakeBind = Callable[[Sequence[NodeProto], Sequence[ValueInfoProto], Sequence[ValueInfoProto], Arrays, int, bool], Bind]
+
+
+def session(
+    nodes: Sequence[NodeProto],
+    inputs: Sequence[ValueInfoProto],
+    outputs: Sequence[ValueInfoProto],
+    constants: Arrays,
+    opset: int,
+    in_place: bool,
+) -> Bind:
+    """Make of a graph a session of onnxruntime; as `MakeBind`."""
+    small = SMALL_IN_PLACE if in_place else SMALL
+    large = {n: array for n, array in constants.items() if array.size >= small and array.dtype == np.float32}
+    made = make_session(
+        nodes,
+        inputs,
+        outputs,
+        [numpy_helper.from_array(array, name) for name, array in constants.items() if name not in large],
+        large,
+        opset=opset,
+        passes_memory_on=True,
+        shares_constants=in_place,
+    )
+    return partial(made.bound, batch=(1,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,14 +69,17 @@ class Shared:
     ----------
     room
         By the name, memory for what each needs or leaves; what is not here has its own in each.
-    sessions
-        By their graphs.
+    make
+        Makes their graphs ready to run: `session`, or by numpy `evaluated.evaluator`.
+    graphs
+        Those that are, by all that makes them different.
     in_place
-        Whether all sessions use the same weights, where they are.
+        Whether all graphs use the same weights, where they are.
     """
 
     room: Mapping[str, Numbers] = field(default_factory=dict)
-    sessions: dict[bytes, Session] = field(default_factory=dict)
+    make: MakeBind = session
+    graphs: dict[bytes, Bind] = field(default_factory=dict)
     in_place: bool = False
 
     def array(self, net: ConvNet, value: str, box: MapBox, name: str = "") -> Numbers:
@@ -212,7 +244,7 @@ class _Graph:
         self._reads: dict[str, Callable[[], Numbers]] = {}  # tensors that a new session reads, by what they are
         self._names: dict[tuple[str, MapBox], str] = {}
 
-    def call(self, places: Placed, given: Sequence[Strip], shared: Shared) -> Bound:
+    def call(self, places: Placed, given: Sequence[Strip], shared: Shared) -> Callable[[], None]:
         """Return what computes what has a place, strips that are given included, from what has one."""
         net, needs = self._net, self._walk.needs
         made = {net.nodes[number].output for number in self._walk.made}
@@ -224,7 +256,7 @@ class _Graph:
             for name, (value, box) in left.items()
         }
         coming, going = ([_info(name, array) for name, array in arrays.items()] for arrays in (inputs, outputs))
-        return self._session(coming, going, shared).bound(inputs, outputs, batch=(1,))
+        return self._made(coming, going, shared)(inputs, outputs)
 
     def _build(self, left: Mapping[str, tuple[str, MapBox]]) -> dict[str, str]:
         """Make the nodes, and name the values and strips that come in, as the graph's inputs."""
@@ -246,32 +278,17 @@ class _Graph:
             self._nodes.append(self._with_batch("Unsqueeze", value, f"cast:{name}", f"out:{name}"))
         return coming | {strip.name: f"in:{strip.name}" for strip in self._walk.taken}
 
-    def _session(self, inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto], shared: Shared) -> Session:
-        """Make the session, or return that of an equal graph."""
+    def _made(self, inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto], shared: Shared) -> Bind:
+        """Make the graph ready to run, or return an equal one that is."""
         parts = [part.SerializeToString() for part in self._nodes]
         parts += [info.SerializeToString() for info in (*inputs, *outputs)]
         constants = [(name, array.shape, array.tobytes()) for name, array in self._tensors.items()]
         key = repr((parts, constants, list(self._reads))).encode()
-        if key not in shared.sessions:
-            shared.sessions[key] = self._new_session(inputs, outputs, in_place=shared.in_place)
-        return shared.sessions[key]
-
-    def _new_session(
-        self, inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto], *, in_place: bool
-    ) -> Session:
-        tensors = self._tensors | {name: read() for name, read in self._reads.items()}
-        small = SMALL_IN_PLACE if in_place else SMALL
-        large = {n: array for n, array in tensors.items() if array.size >= small and array.dtype == np.float32}
-        return make_session(
-            self._nodes,
-            inputs,
-            outputs,
-            [numpy_helper.from_array(array, name) for name, array in tensors.items() if name not in large],
-            large,
-            opset=self._net.opset,
-            passes_memory_on=True,
-            shares_constants=in_place,
-        )
+        if key not in shared.graphs:
+            tensors = self._tensors | {name: read() for name, read in self._reads.items()}
+            made = shared.make(self._nodes, inputs, outputs, tensors, self._net.opset, shared.in_place)
+            shared.graphs[key] = made
+        return shared.graphs[key]
 
     def _add(self, number: int, reach: Reach) -> None:
         """Add a node that computes a box of its output."""

@@ -2,23 +2,25 @@
 
 import numpy as np
 
-from hepti_mpi.kernels.slab import Slab, part, shape_of
+from hepti_mpi.kernels.slab import Shared, Slab, part, session, shape_of
 from solver.base.spans import Partition, Span
 from solver.model.convnet import ConvNet, Node
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on, equal_shares, handed_in, unrolled
 
 
-def emulate(net, tensors, plan, pixels, *, with_neighbours=True):
+def emulate(net, tensors, plan, pixels, *, with_neighbours=True, make=session):
     """Run all ranks of a plan one after the other; what they would send each other is copied. Return the outputs.
 
-    Without neighbours the rows beyond each rank's own are zeros, and the strips of tiles.
+    Without neighbours the rows beyond each rank's own are zeros, and the strips of tiles. `make` makes what computes.
     """
     ranks, read = range(len(plan.devices)), reader(tensors)
     whole = net.extent(net.input)
     have = [[{net.input: (whole, pixels)}] if rank == 0 else [] for rank in ranks]
     held = {}
     for shares in unrolled(net, plan):
-        slabs = [[Slab(net, shares, rank, piece, read) for piece in shares.pieces[rank]] for rank in ranks]
+        slabs = [
+            [Slab(net, shares, rank, piece, read, Shared(make=make)) for piece in shares.pieces[rank]] for rank in ranks
+        ]
         strips = {}
         for rank, slab in _givers_first([(rank, slab) for rank, own in enumerate(slabs) for slab in own]):
             for name, (box, place) in slab.needs.items():

@@ -150,7 +150,7 @@ def test_tiles_of_one_shape_within_the_image_share_a_session():
     for tile in shares.tiles:
         Slab(net, shares, 0, tile, reader(tensors), shared)
 
-    assert len(shared.sessions) == 9
+    assert len(shared.graphs) == 9
 
 
 @pytest.mark.parametrize("grid", [(2, 2), (3, 3), (2, 3)])
