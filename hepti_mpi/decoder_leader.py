@@ -20,13 +20,13 @@ from hepti_mpi.decoding.generation import WITHOUT_NUMBERS, Follow, Generation, T
 from hepti_mpi.decoding.ranks import Embedding, Ranks
 from hepti_mpi.decoding.report import answer_entry, run_report, show_run, speed
 from hepti_mpi.defaults import default_chat
-from hepti_mpi.kernels.backends import ONNXRUNTIME
 from hepti_mpi.report.alone import (
     Pace,
     alone_line,
     boards_planned_for,
     decoder_alone,
     doubt,
+    other_kernels,
     runs_here,
     tokens_a_second,
 )
@@ -188,15 +188,9 @@ class DecoderLeader(Speaker):
 
     def kernels_note(self, backend: str) -> list[str]:
         """Return what to say of predictions that are for other kernels than `backend`, which computes here."""
-        options, cluster = self._options, self._cluster
-        if cluster is None or options.cluster is None:
-            return []
-        measured = all(device.decoder is not None for device in cluster.devices)
-        known = (cluster.profile or {}).get("backend", ONNXRUNTIME) if measured else ONNXRUNTIME
-        if known == backend:
-            return []
-        remedy = f"hepti profile --backend {options.backend} measures these boards"
-        return [f"what is predicted is for {known}, by {options.cluster}: {remedy}"]
+        cluster = self._cluster
+        measured = cluster is not None and all(device.decoder is not None for device in cluster.devices)
+        return other_kernels(self._options, cluster, backend, measured=measured)
 
     def needed_bytes(self) -> list[int]:
         """Return the memory that every rank needs for the plan."""

@@ -18,7 +18,7 @@ from hepti_mpi.comm.trace import Trace
 from hepti_mpi.engine.layers import block_kernels, rank_layers
 from hepti_mpi.engine.load import BlockWeights, KnownModel, Made, RankWeights, WeightsSource, load, open_weights
 from hepti_mpi.engine.stack import Stack
-from hepti_mpi.kernels.backends import agree, backend, need_onnxruntime
+from hepti_mpi.kernels.backends import agree, backend, need_onnx
 from hepti_mpi.live.change_over import Mover
 from hepti_mpi.live.member import Member, follow
 from hepti_mpi.live.monitor import Monitor
@@ -45,8 +45,8 @@ MUCH_BYTES = 16 << 20  # a share of fewer bytes does not say how fast a rank rea
 def run_job(options: argparse.Namespace, group: Group) -> int:
     """Run the main job on all ranks; return the exit code."""
     if group.from_root((lambda: is_network(options.model)) if group.rank == 0 else None):
-        need_onnxruntime(options.model.name, options.backend, group)
-        from hepti_mpi.network_job import run_network  # imports onnxruntime, which might take this process down
+        need_onnx(options.model.name, group)
+        from hepti_mpi.network_job import run_network  # imports onnx
 
         return run_network(options, group)
     places = group.on_all(hosts.place)

@@ -15,7 +15,8 @@ from hepti_mpi.comm.wires import coding
 from hepti_mpi.engine.flow import BatchOrder
 from hepti_mpi.engine.network import HeldPlans, NetworkShare
 from hepti_mpi.engine.rank_file import RankFile
-from hepti_mpi.kernels.backends import ONNXRUNTIME, backend
+from hepti_mpi.kernels.backends import agree, backend, graph_maker, of_all
+from hepti_mpi.kernels.slab import MakeBind
 from hepti_mpi.live.sums import SumsOrder
 from hepti_mpi.measure.profile_network import network_fingerprint, profile_network
 from hepti_mpi.measure.room import check_room
@@ -39,20 +40,24 @@ def run_network(options: argparse.Namespace, group: Group) -> int:
 
         leader = NetworkLeader(options, group)
     path, net, fingerprint = group.from_root(leader.read if leader else None)
+    # Where no board has onnxruntime, too, a person should know: numpy takes 3 to 15 times as long.
+    names, notes = agree(options.backend, "float32", group, chosen=False)
+    computes = names[group.rank]
+    make = graph_maker(computes, net.nodes, group)
     cluster = None
     needs_profile = group.from_root((lambda: leader.needs_profile) if leader else None)
     if needs_profile:
         if leader:
-            leader.introduce(places)
-        cluster = measured_cluster(net, group, leader, anew=options.measure)
+            leader.introduce(places, notes)
+        cluster = measured_cluster(net, computes, group, leader, anew=options.measure)
     plans = group.from_root((lambda: leader.plan(cluster)) if leader else None)
     if not needs_profile:  # else the plan is for the memory that was measured
         check_room(net.name, leader.needed_bytes if leader else None, group)
         if leader:
-            leader.introduce(places)
-    group.coding = coding(plans[0].wire, backend(ONNXRUNTIME).cast)
+            leader.introduce(places, [*notes, *leader.kernels_note(of_all(names))])
+    group.coding = coding(plans[0].wire, backend(computes).cast)
     trace = Trace() if options.trace else None
-    held = HeldPlans(plans, partial(load_share, path, fingerprint, net, group), trace)
+    held = HeldPlans(plans, partial(load_share, path, fingerprint, net, make, group), trace)
     if leader:
         leader.lead(held)
     else:
@@ -61,21 +66,23 @@ def run_network(options: argparse.Namespace, group: Group) -> int:
     if trace is not None:
         write_trace(options.trace, plans[0].devices, trace, group)
     own = held.own(group.rank)
-    ranks = group.on_all(lambda: network_rank_report(net, own.plan, own.meter, group.rank))
+    ranks = group.on_all(lambda: network_rank_report(net, own.plan, own.meter, group.rank, computes))
     code = group.from_root((lambda: leader.close(ranks, places)) if leader else None)
     return code if leader else 0
 
 
-def measured_cluster(net: ConvNet, group: Group, leader: NetworkLeader | None, *, anew: bool) -> Cluster:
+def measured_cluster(net: ConvNet, backend: str, group: Group, leader: NetworkLeader | None, *, anew: bool) -> Cluster:
     """Return what was measured of these hosts for this network, now where it was not before, or `anew`."""
-    measure, say = partial(profile_network, net, group), leader.say if leader else None
-    return defaults.kept_profile(network_fingerprint(net, group), group, measure, say, anew=anew)
+    measure, say = partial(profile_network, net, group, backend), leader.say if leader else None
+    return defaults.kept_profile(network_fingerprint(net, group, backend), group, measure, say, anew=anew)
 
 
-def load_share(path: Path, fingerprint: str, net: ConvNet, group: Group, plan: SegmentPlan) -> NetworkShare:
+def load_share(
+    path: Path, fingerprint: str, net: ConvNet, make: MakeBind, group: Group, plan: SegmentPlan
+) -> NetworkShare:
     """Load this rank's share of a plan, from its own file or, where it has none, from rank 0; a step of all ranks."""
     source = RankFile(NetworkFile, path, fingerprint, group)
-    return source.load(lambda: NetworkShare(net, plan, group, source.read))
+    return source.load(lambda: NetworkShare(net, plan, group, source.read, make))
 
 
 def follow(held: HeldPlans, group: Group) -> None:

@@ -30,6 +30,7 @@ from hepti_mpi.report.alone import (
     images_a_second,
     milliseconds,
     network_alone,
+    other_kernels,
     runs_here,
 )
 from hepti_mpi.report.network_report import show_network
@@ -204,6 +205,12 @@ class NetworkLeader(Speaker):
         elif options.plan_by == "measure":
             self.note(["--plan-by measure tries no other plan: none is likely to be faster, or memory holds none"])
         return tuple(plans)
+
+    def kernels_note(self, backend: str) -> list[str]:
+        """Return what to say of predictions that are for other kernels than `backend`, which computes here."""
+        cluster = self._cluster
+        measured = cluster is not None and all(device.nodes is not None for device in cluster.devices)
+        return other_kernels(self._options, cluster, backend, measured=measured)
 
     def needed_bytes(self) -> list[int]:
         """Return the memory that every rank needs for the plans that it holds weights for."""

@@ -20,7 +20,7 @@ from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.stack import Carrying, Meter
 from hepti_mpi.engine.steps import Look
 from hepti_mpi.engine.tiles import TileTasks
-from hepti_mpi.kernels.slab import Placed, ReadTensor, Shared, Slab, boxed, placed, shape_of
+from hepti_mpi.kernels.slab import MakeBind, Placed, ReadTensor, Shared, Slab, boxed, placed, session, shape_of
 from solver.base import clock
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
@@ -76,9 +76,13 @@ class NetworkShare:
         All ranks.
     read
         Reads tensors; called once, for what the rank's share needs.
+    make
+        Makes graphs ready to run, by the backend that computes here.
     """
 
-    def __init__(self, net: ConvNet, plan: SegmentPlan, group: Group, read: ReadTensor) -> None:
+    def __init__(
+        self, net: ConvNet, plan: SegmentPlan, group: Group, read: ReadTensor, make: MakeBind = session
+    ) -> None:
         self.plan, self.meter, self._group = plan, Meter(), group
         self.trace: Trace | None = None  # records the last image that counts, where one is asked for
         rank, ranks = group.rank, range(group.size)
@@ -92,10 +96,10 @@ class NetworkShare:
         for shares in unrolled(net, plan):
             adds = any(own.summands for own in held.values())  # to zeros: not where a summand lies
             slabs: Sequence[Slab | TileTasks] = (
-                [TileTasks(net, shares, group, read)]
+                [TileTasks(net, shares, group, read, make)]
                 if shares.tiles
                 else [
-                    Slab(net, shares, rank, piece, read, Shared({} if adds else _lies(have, piece)))
+                    Slab(net, shares, rank, piece, read, Shared({} if adds else _lies(have, piece), make))
                     for piece in shares.pieces[rank]
                 ]
             )

@@ -30,7 +30,7 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.mpi import Tag
 from hepti_mpi.comm.transfer import Arriving, Incoming, Outgoing
 from hepti_mpi.comm.wires import Message
-from hepti_mpi.kernels.slab import Placed, ReadTensor, Shared, Slab, part, shape_of
+from hepti_mpi.kernels.slab import MakeBind, Placed, ReadTensor, Shared, Slab, part, shape_of
 from solver.base.arrays import Numbers
 from solver.model.convnet import ConvNet, MapBox
 from solver.plan.segments import Piece, SegmentShares
@@ -48,6 +48,8 @@ class TileTasks:
         The network, what follows from the segment, and all ranks.
     read
         Reads tensors; called once for each that any tile of this rank needs.
+    make
+        Makes graphs ready to run.
 
     Attributes
     ----------
@@ -57,7 +59,7 @@ class TileTasks:
         How many tiles this rank has computed.
     """
 
-    def __init__(self, net: ConvNet, shares: SegmentShares, group: Group, read: ReadTensor) -> None:
+    def __init__(self, net: ConvNet, shares: SegmentShares, group: Group, read: ReadTensor, make: MakeBind) -> None:
         self.net, self.group, self.computed = net, group, 0
         self.shares, self.tiles, self.owners = shares, shares.tiles, shares.owners
         self.thieves = shares.segment.active if shares.segment.stealing else ()
@@ -76,7 +78,7 @@ class TileTasks:
             for tile in (self.tiles if rank == 0 else ())
         ]
         able, kept = shares.able(rank), cache(read)
-        shared = Shared(_room(net, shares, [self.tiles[number] for number in able]), in_place=True)
+        shared = Shared(_room(net, shares, [self.tiles[number] for number in able]), make, in_place=True)
         self._slabs = {number: Slab(net, shares, rank, self.tiles[number], kept, shared) for number in able}
 
     def run(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from hepti_mpi.base.memory import keep_freed
@@ -14,6 +15,8 @@ from solver.base.errors import HeptiError
 
 if TYPE_CHECKING:
     from hepti_mpi.kernels.kinds.held import MakeRun
+    from hepti_mpi.kernels.slab import MakeBind
+    from solver.model.convnet import Node
 
 ONNXRUNTIME = "onnxruntime"
 NAMES = ("auto", "numpy", ONNXRUNTIME)
@@ -64,26 +67,22 @@ def agree(name: str, precision: str, group: Group, *, chosen: bool = True) -> tu
     return ["numpy" if trouble else "onnxruntime" for _, trouble in found], notes
 
 
-def need_onnxruntime(model: str, asked: str, group: Group) -> None:
-    """Refuse ranks that cannot compute a model for which there is no other backend; a collective step.
+def need_onnx(model: str, group: Group) -> None:
+    """Refuse boards without the package that graphs of a network are written with; a collective step.
 
     Parameters
     ----------
     model
-        Its name.
-    asked
-        What `--backend` says.
+        The network's name.
 
     Raises
     ------
     SharedError
-        If numpy is asked for, or onnxruntime cannot compute on a board.
+        If a board has none.
     """
-    if asked == "numpy":
-        raise SharedError(f"{model} needs {ONNXRUNTIME}: leave out --backend {asked}")
-    for host, trouble in troubles(group):
-        if trouble:
-            raise SharedError(f"{model} needs {ONNXRUNTIME}, which cannot be had on {host}: {trouble}: {mend(trouble)}")
+    for host, has in group.on_all(lambda: (host_name(), find_spec("onnx") is not None)):
+        if not has:
+            raise SharedError(f"{model} needs onnx, by any backend; it is not installed on {host}: {install('fast')}")
 
 
 def troubles(group: Group) -> list[tuple[str, str]]:
@@ -136,3 +135,27 @@ def run_maker(name: str) -> MakeRun:
     from hepti_mpi.kernels.kinds.runs import session_of  # imports onnx, which numpy does without
 
     return session_of
+
+
+def graph_maker(name: str, nodes: Sequence[Node], group: Group) -> MakeBind:
+    """Return what makes graphs of a network's nodes ready to run on this rank; a collective step.
+
+    Parameters
+    ----------
+    name
+        What computes here: numpy or onnxruntime.
+    nodes
+        All of the network's.
+
+    Raises
+    ------
+    SharedError
+        If a rank computes with numpy, and that has not the operator of a node.
+    """
+    keep_freed()
+    if name == "numpy":
+        from hepti_mpi.kernels.evaluated import check_operators, evaluator  # 0.15 s that onnxruntime does without
+    from hepti_mpi.kernels.slab import session  # imports onnx, which other models by numpy do without
+
+    group.on_all(lambda: check_operators(nodes) if name == "numpy" else None)
+    return evaluator if name == "numpy" else session

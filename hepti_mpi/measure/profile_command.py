@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from hepti_mpi.comm.group import Group
-from hepti_mpi.kernels.backends import NAMES, agree, check_precision
+from hepti_mpi.kernels.backends import NAMES, agree, check_precision, need_onnx
 from hepti_mpi.measure.profile import profile
 from hepti_mpi.measure.steady import doubted, measured
 from solver.base.command import Parser, check_path
@@ -73,8 +73,11 @@ def run(options: argparse.Namespace, group: Group) -> int:
         return model, precision
 
     model, precision = group.from_root(prepare if group.rank == 0 else None)
+    if isinstance(model, ConvNet):
+        need_onnx(model.name, group)
     decodes = isinstance(model, Decoder)  # by any backend in any precision
-    backends, notes = agree(options.backend, FLOAT32.name if decodes else precision, group, chosen=not decodes)
+    slow = isinstance(model, Decoder | ConvNet)  # by numpy
+    backends, notes = agree(options.backend, FLOAT32.name if decodes else precision, group, chosen=not slow)
     if group.rank == 0:
         from hepti_mpi.report.speaker import Speaker
 
@@ -84,7 +87,7 @@ def run(options: argparse.Namespace, group: Group) -> int:
     if isinstance(model, ConvNet):
         from hepti_mpi.measure.profile_network import profile_network
 
-        cluster = measured(lambda: profile_network(model, group), group)
+        cluster = measured(lambda: profile_network(model, group, backends[group.rank]), group)
     elif isinstance(model, Decoder):
         from hepti_mpi.measure.profile_decoder import profile_decoder
 

@@ -18,7 +18,8 @@ import numpy as np
 from hepti_mpi.base.memory import free_bytes, give_back
 from hepti_mpi.comm.group import Group, host_name
 from hepti_mpi.kernels import backends
-from hepti_mpi.kernels.slab import Slab
+from hepti_mpi.kernels.backends import ONNXRUNTIME
+from hepti_mpi.kernels.slab import MakeBind, Shared, Slab
 from hepti_mpi.measure.profile import kinds, mean_curves, measured_under, names_of, profile_facts
 from hepti_mpi.measure.profile_kernels import ELEMENTS, measure_unrest, random_numbers
 from hepti_mpi.measure.profile_links import measure_links, measure_messages
@@ -54,25 +55,31 @@ class TimedSlab:
         return sum(array.size for _, array in self.slab.needs.values())
 
 
-def network_fingerprint(net: ConvNet, group: Group) -> str:
+def network_fingerprint(net: ConvNet, group: Group, backend: str = ONNXRUNTIME) -> str:
     """Return twelve hex digits of all that a profile is for: hosts, cores, versions, kernels, and the network."""
-    return measured_under(group, "OMP_NUM_THREADS", (net.fingerprint,), NETWORK_MEASURES)
+    computes = () if backend == ONNXRUNTIME else (backend,)
+    return measured_under(group, "OMP_NUM_THREADS", (net.fingerprint,), NETWORK_MEASURES, *computes)
 
 
-def profile_network(net: ConvNet, group: Group) -> Cluster:
+def profile_network(net: ConvNet, group: Group, backend: str = ONNXRUNTIME) -> Cluster:
     """Measure all ranks for a network; every rank calls this and gets the same cluster.
+
+    Parameters
+    ----------
+    backend
+        What computes on this rank: numpy or onnxruntime.
 
     Raises
     ------
     HeptiError
-        If a host lacks memory for it.
+        If a host lacks memory for it, or its backend an operator.
     """
     ranks_on = Counter(group.on_all(host_name))
     group.on_all(lambda: check_room(net, free_bytes() // ranks_on[host_name()]))
-    speeds, add, pace = measure_nodes(net, group)
+    speeds, add, pace = measure_nodes(net, group, backend)
     links = measure_links(group)
     messages = measure_messages(group, links, pace)
-    unrest = measure_unrest(WIDTH, backends.backend("onnxruntime"), group)
+    unrest = measure_unrest(WIDTH, backends.backend(backend), group)
     give_back()
     measured = group.on_all(lambda: (host_name(), free_bytes(), speeds, add, messages, unrest))
     hosts, memories, all_speeds, adds, all_messages, all_unrest = zip(*measured, strict=True)
@@ -100,7 +107,8 @@ def profile_network(net: ConvNet, group: Group) -> Cluster:
         flop_per_s = nodes.flop_per_s[WorkKind.CONVOLUTION]
         device = Device(name, flop_per_s, memory // ranks_on[host], links.own[rank], curves, jitter_s, rest_s, nodes)
         devices.append(device)
-    facts = profile_facts(net.name, "onnxruntime", network_fingerprint(net, group))
+    computed_by = backends.of_all(group.on_all(lambda: backend))
+    facts = profile_facts(net.name, computed_by, network_fingerprint(net, group, backend))
     return Cluster(tuple(devices), links.network, links.exceptions(names), facts)
 
 
@@ -121,14 +129,15 @@ def check_room(net: ConvNet, free: int) -> None:
         )
 
 
-def measure_nodes(net: ConvNet, group: Group) -> tuple[NodeSpeeds, Curve, float]:
+def measure_nodes(net: ConvNet, group: Group, backend: str) -> tuple[NodeSpeeds, Curve, float]:
     """Measure while all ranks measure; return what nodes take, what adding takes, and the pace as `seconds_of`."""
     numbers = 0.02 * random_numbers()
-    slabs = (_timed_slab(net, nodes, part, numbers) for part in PARTS for nodes in _graphs(net))
+    make, product = backends.graph_maker(backend, net.nodes, group), backends.backend(backend).product
+    slabs = (_timed_slab(net, nodes, part, numbers, make) for part in PARTS for nodes in _graphs(net))
     timed = [own for own in slabs if own is not None]
-    connected = backends.backend("onnxruntime").product(np.resize(numbers, (CONNECTED >> 12, 1 << 12)), None)
+    connected = product(np.resize(numbers, (CONNECTED >> 12, 1 << 12)), None)
     vector, one, other = np.resize(numbers, (1, CONNECTED >> 12)), *(np.resize(numbers, max(ELEMENTS)) for _ in "ab")
-    nothing = backends.backend("onnxruntime").product(np.resize(numbers, (1, 1)), None)
+    nothing = product(np.resize(numbers, (1, 1)), None)
     calls: list[Callable[[], object]] = [own.slab.run for own in timed]
     calls += [partial(connected, vector), partial(nothing, np.resize(numbers, (1, 1)))]
     calls += [partial(np.add, one[:size], other[:size], one[:size]) for size in ELEMENTS]
@@ -139,7 +148,7 @@ def measure_nodes(net: ConvNet, group: Group) -> tuple[NodeSpeeds, Curve, float]
         seconds[len(timed) + 1],
         seconds[len(timed) + 2 :],
     )
-    entering_s = _entering_s(net, timed, of_slabs, session_s, numbers, group)
+    entering_s = _entering_s(net, timed, of_slabs, session_s, numbers, group, make)
     points: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     work: dict[WorkKind, Floats] = {kind: np.zeros(2) for kind in WorkKind}
     for own, slab_s in zip(timed, of_slabs, strict=True):
@@ -159,7 +168,13 @@ def measure_nodes(net: ConvNet, group: Group) -> tuple[NodeSpeeds, Curve, float]
 
 
 def _entering_s(
-    net: ConvNet, timed: Sequence[TimedSlab], seconds: Sequence[float], session_s: float, numbers: Numbers, group: Group
+    net: ConvNet,
+    timed: Sequence[TimedSlab],
+    seconds: Sequence[float],
+    session_s: float,
+    numbers: Numbers,
+    group: Group,
+    make: MakeBind,
 ) -> float:
     """Return what a number that enters a graph takes: what the parts of the network take more than all in one graph.
 
@@ -168,7 +183,7 @@ def _entering_s(
     parts = [(own, own_s) for own, own_s in zip(timed, seconds, strict=True) if own.part == 1]
     if len(parts) < 2:
         return 0.0
-    whole = _timed_slab(net, Span(parts[0][0].nodes.start, parts[-1][0].nodes.stop), 1.0, numbers)
+    whole = _timed_slab(net, Span(parts[0][0].nodes.start, parts[-1][0].nodes.stop), 1.0, numbers, make)
     if whole is None:
         return 0.0
     (whole_s,), _ = seconds_of([whole.slab.run], group)
@@ -189,7 +204,7 @@ def _graphs(net: ConvNet) -> Iterator[Span]:
     return (Span(start, stop) for start, stop in pairwise(cut_points(net)) if start < stop)
 
 
-def _timed_slab(net: ConvNet, nodes: Span, part: float, numbers: Numbers) -> TimedSlab | None:
+def _timed_slab(net: ConvNet, nodes: Span, part: float, numbers: Numbers, make: MakeBind) -> TimedSlab | None:
     """Make the graph of a run of nodes for a part of the rows, in the middle; None where maps are too small for it."""
     beside = (1 - part) / 2
     segment = Segment(nodes, SegmentCut.ROWS, (beside, part, beside))
@@ -201,7 +216,7 @@ def _timed_slab(net: ConvNet, nodes: Span, part: float, numbers: Numbers) -> Tim
     def read(name: str, first: Span | None) -> Numbers:
         return np.resize(numbers, net.tensors[name] if first is None else (first.size, *net.tensors[name][1:]))
 
-    slab = Slab(net, shares, 1, shares.pieces[1][0], read)
+    slab = Slab(net, shares, 1, shares.pieces[1][0], read, Shared(make=make))
     for _, array in slab.needs.values():
         array[...] = 1
     return TimedSlab(nodes, part, slab, shares)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hepti_mpi.comm.hosts import Place
 from hepti_mpi.comm.mailbox import LONGEST_PAUSE_S
+from hepti_mpi.kernels.backends import ONNXRUNTIME
 from solver.base.errors import HeptiError
 from solver.base.phrases import ms
 from solver.cluster.cluster import Cluster
@@ -52,6 +53,23 @@ class Pace:
         if self.predicted_s is None or abs(self.seconds - self.predicted_s) <= SHORT_S:
             return False
         return not 1 / FAR < self.ratio < FAR
+
+
+def other_kernels(options: argparse.Namespace, cluster: Cluster | None, backend: str, *, measured: bool) -> list[str]:
+    """Return what to say of predictions that are for other kernels than `backend`, which computes here.
+
+    Parameters
+    ----------
+    measured
+        Whether all boards of the cluster were measured for such a model: by the backend that their profile names.
+    """
+    if cluster is None or options.cluster is None:
+        return []
+    known = (cluster.profile or {}).get("backend", ONNXRUNTIME) if measured else ONNXRUNTIME
+    if known == backend:
+        return []
+    remedy = f"hepti profile --backend {options.backend} measures these boards"
+    return [f"what is predicted is for {known}, by {options.cluster}: {remedy}"]
 
 
 def encoder_alone(spec: ModelSpec, cluster: Cluster, rows: int) -> BoardAlone | None:

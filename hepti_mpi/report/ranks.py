@@ -7,7 +7,6 @@ import resource
 from typing import Any
 
 from hepti_mpi.engine.stack import Meter
-from hepti_mpi.kernels.backends import ONNXRUNTIME
 from solver.model.convnet import ConvNet
 from solver.model.precision import PRECISIONS
 from solver.model.spec import ModelSpec
@@ -24,9 +23,9 @@ def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int, options: a
     return _report(rank, plan.devices[rank], options.backend, meter, held) | {"batches_by_bits": bits}
 
 
-def network_rank_report(net: ConvNet, plan: SegmentPlan, meter: Meter, rank: int) -> dict[str, Any]:
-    """Return what a rank did in all images that count."""
-    return _report(rank, plan.devices[rank], ONNXRUNTIME, meter, weights_of(net, plan)[rank])
+def network_rank_report(net: ConvNet, plan: SegmentPlan, meter: Meter, rank: int, backend: str) -> dict[str, Any]:
+    """Return what a rank did in all images that count, and with which backend."""
+    return _report(rank, plan.devices[rank], backend, meter, weights_of(net, plan)[rank])
 
 
 def _report(rank: int, device: str, backend: str, meter: Meter, held: int) -> dict[str, Any]:

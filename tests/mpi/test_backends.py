@@ -88,3 +88,13 @@ def test_where_that_is_nobodys_choice_all_boards_are_told_of(world, boards, monk
 
     assert names == ["numpy"] * world.size
     assert [note.split(" computes with numpy: ")[0] for note in notes] == [f"pi-{rank}" for rank in range(world.size)]
+
+
+def test_boards_without_onnx_are_refused_for_a_network_by_any_backend(world, boards, monkeypatch, kept):
+    last = world.rank == world.size - 1
+    monkeypatch.setattr(backends, "find_spec", lambda name: None if last else name)
+
+    with pytest.raises(HeptiError) as refused:
+        backends.need_onnx("sees.h5", world)
+
+    kept(str(refused.value).replace(f"pi-{world.size - 1}", "pi-LAST"))

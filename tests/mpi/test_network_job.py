@@ -8,6 +8,8 @@ import pytest
 
 from hepti_mpi.__main__ import main
 from hepti_mpi.comm.trace import OUTSIDE
+from hepti_mpi.kernels import trial
+from hepti_mpi.kernels.backends import of_all
 from hepti_mpi.report.watch import Watch
 from solver.live import network_trials
 from solver.live.follower import PlanChange
@@ -165,6 +167,38 @@ def test_a_plan_by_hand_with_empty_shares_is_run_on_any_wire(wire, priced, job, 
         with np.load(output) as arrays:
             (found,) = arrays.values()
             np.testing.assert_allclose(found, wanted, rtol=0, atol=most * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("asked", sized(["numpy", "auto"]))
+def test_numpy_answers_as_onnxruntime_does_also_beside_it(asked, tiles, job, place, world, folder, monkeypatch):
+    """Every rank by numpy; or the last one, on which onnxruntime has trouble. The report says so."""
+    trouble = "onnxruntime 1.21.0 dies of SIGILL" if world.rank == world.size - 1 else ""
+    monkeypatch.setattr(trial, "known", lambda: trouble)
+    net, _ = classifier()
+    shares = np.full(world.size, 1 / world.size)
+    parts = [(4, "tiles", shares, False, (3, 2), True, True)]  # of which others are taken, and strips
+    if not tiles:
+        parts = [(1, "sums", shares), (2, "rows", shares, True), (4, "channels", shares)]
+    if world.rank == 0:
+        plan = plan_of(net, [*parts, (len(net.nodes), "rows", np.eye(world.size)[-1])], world.size)
+        (folder / "plan.json").write_text(segments_to_json(net, plan))
+    world.barrier()
+    image, report = place / "photos" / "a.png", folder / "report.json"
+
+    done = job(
+        "--input", image, "--plan", folder / "plan.json", "--backend", asked, "--output", folder / "answers.jsonl",
+        "--report", report,
+    )  # fmt: skip
+
+    if world.rank == 0:
+        assert (done[0], done[2]) == (0, [])
+        (answer,) = read_lines(folder / "answers.jsonl")
+        check_answer(answer, image)
+        names = ["numpy" if asked == "numpy" else "onnxruntime"] * (world.size - 1) + ["numpy"]
+        table = json.loads(report.read_text())
+        assert [entry["backend"] for entry in table["per_rank"]] == names
+        assert table["backend"] == of_all(names)
 
 
 def test_random_pixels_are_computed_without_an_image(job, world):

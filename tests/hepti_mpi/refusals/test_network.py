@@ -15,10 +15,11 @@ from hepti_mpi.kernels import trial
 from hepti_mpi.measure import profile_network, room
 from solver.plan.segment_file import segments_to_json
 from tests.kit import refusals
-from tests.kit.convnets import plan_of
+from tests.kit.convnets import Builder, plan_of
 from tests.kit.networks import classifier, write_boards, write_classifier, write_photos
 from tests.kit.onnx_files import ODD, onnx_file
 from tests.kit.planned import PLAN
+from weights.file.networks import write_network
 
 HERE = Path(__file__).parent
 ALONE = ("--cluster", "boards-1.toml")  # where ranks compute, this process is the only one
@@ -72,6 +73,14 @@ def test_a_job_is_refused_in_one_line_and_leaves_nothing(place, job):
     refusals.check(HERE / "network.txt", programs, place)
 
     assert sorted(place.rglob("*")) == before
+
+
+def test_an_operator_that_numpy_has_not(place, complaint):
+    facts = {"attributes": {"kernel_shape": [2, 2]}, "output": 0, "batch": True, "dtype": "float32"}
+    build = Builder(np.random.default_rng(0), height=4, width=4)
+    write_network(place / "lp.h5", build.net([build.add("Verbatim:LpPool", ["x"], (3, 3, 3), **facts)]), {}, "a test")
+
+    assert "LpPool" in complaint("--model", "lp.h5", "--random", 0, "--backend", "numpy", *ALONE)
 
 
 @pytest.mark.parametrize(("name", "named"), [("photos/bad.png", "is no image"), ("empty.txt", "is empty")])
