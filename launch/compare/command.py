@@ -34,7 +34,7 @@ from solver.systems.named import ALONE
 
 NONE = "none"
 # What of other options a convolutional network takes.
-NETWORKS = {"backends": ("auto", "onnxruntime"), "precisions": ("float32",), "wires": ("float32", "float16")}
+NETWORKS = {"precisions": ("float32",), "wires": ("float32", "float16")}
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
