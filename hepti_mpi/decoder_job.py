@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hepti_mpi import defaults
+from hepti_mpi.base.memory import large_pages
 from hepti_mpi.comm import hosts
 from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.group import Group
@@ -107,4 +108,6 @@ def load_share(
     source = RankFile(DecoderFile, path, fingerprint, group)
     total = sum(stored_bytes(model, plan, rank) for rank in {group.rank, *source.without_file})
     bar = progress("loading", total) if progress else None
-    return source.load(lambda: Share(DecoderPasses(model, plan), group.rank, source, before, backend=backend), bar)
+    share = source.load(lambda: Share(DecoderPasses(model, plan), group.rank, source, before, backend=backend), bar)
+    large_pages()
+    return share

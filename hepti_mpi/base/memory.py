@@ -17,6 +17,8 @@ from solver.base.arrays import Numbers
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 1 << 30
 MAPPED_BYTES, LARGEST_MAPPED_BYTES = 1 << 20, 32 << 20
+HUGE_BYTES = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+MADV_COLLAPSE = 25  # at once; of Linux 6.1, and not in Python's mmap
 
 
 # The doctor has its own copy, since it runs where ours may be broken: a test holds the two together.
@@ -76,6 +78,31 @@ def freed_at_once() -> Iterator[None]:
         keep_freed()
 
 
+def large_pages() -> None:
+    """Have the kernel put what this process has much of on large pages, where it has such.
+
+    A token reads all weights once, and for every small page of them the processor looks into tables that other weights
+    have driven out of its caches: on one x86 core four layers of llama-3.2-1b in int4 make 71 tokens a second, and 65
+    on small pages. It takes 0.3 s then. Pages that are not all in use stay small: they would take more memory.
+    """
+    if not HUGE_BYTES.is_file():
+        return
+    large = int(HUGE_BYTES.read_text())
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        ends, rights, *words = line.split()
+        start, stop = (int(end, 16) for end in ends.split("-"))
+        start, stop = -(-start // large) * large, stop // large * large
+        if rights != "rw-p" or words[3:] not in ([], ["[heap]"]) or start >= stop:
+            continue
+        used = np.zeros((stop - start) // mmap.PAGESIZE, np.uint8)
+        _glibc("mincore", ctypes.c_void_p(start), ctypes.c_size_t(stop - start), used.ctypes)
+        whole = used.reshape(-1, large // mmap.PAGESIZE).all(1)
+        for first, last in np.flatnonzero(np.diff(whole, prepend=False, append=False)).reshape(-1, 2).tolist():
+            place, size = ctypes.c_void_p(start + first * large), ctypes.c_size_t((last - first) * large)
+            for advice in (mmap.MADV_HUGEPAGE, MADV_COLLAPSE):
+                _glibc("madvise", place, size, advice)
+
+
 class Lent:
     """An array in pages of its own: whoever reads it where it is can be left with zeros, and the pages go back.
 
@@ -101,7 +128,7 @@ class Lent:
         self._pages.madvise(mmap.MADV_DONTNEED)
 
 
-def _glibc(name: str, *arguments: int) -> None:
+def _glibc(name: str, *arguments: object) -> None:
     """Call a function that glibc has; other C libraries manage without."""
     function = getattr(ctypes.CDLL(None), name, None)
     if function is not None:

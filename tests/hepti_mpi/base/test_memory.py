@@ -1,0 +1,54 @@
+"""Memory: large pages for what is in use, and for nothing else."""
+
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hepti_mpi.base import memory
+
+
+def on_large_pages(array):
+    """Return how many bytes of an array's mapping the kernel has on large pages."""
+    place, within = array.ctypes.data, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *words = line.split()
+        if "-" in name and not name.endswith(":"):
+            start, stop = (int(end, 16) for end in name.split("-"))
+            within = start <= place < stop
+        elif within and name == "AnonHugePages:":
+            return int(words[0]) * 1024
+    raise AssertionError("it has no mapping")
+
+
+def mapped(size, used):
+    """Return an array of pages of its own, of which the first bytes are in use."""
+    array = np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    array[:used] = np.arange(used, dtype=np.uint8)
+    return array
+
+
+COLLAPSES = memory.HUGE_BYTES.is_file() and tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 1)
+
+
+@pytest.mark.skipif(not COLLAPSES, reason="this kernel has no large pages, or cannot make them of small ones at once")
+def test_what_is_in_use_lies_on_large_pages_and_the_rest_takes_no_memory():
+    large = int(memory.HUGE_BYTES.read_text())
+    full, begun = mapped(8 * large, 8 * large), mapped(8 * large, large // 2)
+    before = memory.own_bytes()
+
+    memory.large_pages()
+
+    assert np.array_equal(full, np.arange(8 * large, dtype=np.uint8))
+    assert np.array_equal(begun[: large // 2], np.arange(large // 2, dtype=np.uint8))
+    assert on_large_pages(full[large:]) >= 4 * large
+    assert memory.own_bytes() < before + large
+
+
+def test_a_kernel_without_large_pages_is_left_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "HUGE_BYTES", tmp_path / "none")
+    monkeypatch.setattr(memory, "_glibc", lambda *_: pytest.fail("asked for nothing"))
+
+    memory.large_pages()
