@@ -1,8 +1,8 @@
 """What a block of a layer is: which axis of it can be shared out, its tensors, and how it may be cut.
 
-A kind of block is a class with a file of its own in `solver.model.kinds`. Matrices lie so that
-the axis that ranks share out is the first: those of the first product as [out, in] (y = x Wᵀ), that of the second as
-[in, out] (y = x W). Letters as in `solver.model.spec`.
+A kind of block is a class with a file of its own in `solver.model.kinds`. Matrices lie so that the axis that ranks
+share out is the first: those of the first product as [out, in] (y = x Wᵀ), that of the second as [in, out] (y = x W).
+Letters as in `solver.model.spec`.
 """
 
 from __future__ import annotations

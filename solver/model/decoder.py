@@ -103,8 +103,9 @@ class Decoder:
             for layer in self.layers:
                 layer.attention.check()
                 layer.mlp.check()
-                if not layer.attention.causal or layer.attention.buckets:
-                    raise HeptiError(f"attention is {layer.attention}: a language model's is causal, without buckets")
+                for field, must_be in (("causal", True), ("buckets", 0)):
+                    if (found := getattr(layer.attention, field)) != must_be:
+                        raise HeptiError(f"attention: {field} is {found}, must be {must_be} in a language model")
         except HeptiError as error:
             raise HeptiError(f"model {self.name}: {error}") from error
 

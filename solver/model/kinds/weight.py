@@ -24,7 +24,7 @@ PRECISIONS: Mapping[str, Precision] = {
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A tensor of a decoder.
+    """A tensor of a model.
 
     Parameters
     ----------

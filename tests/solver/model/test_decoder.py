@@ -1,6 +1,7 @@
 """The description of a language model: its tensors, its JSON, and what is refused."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +61,10 @@ def test_what_fits_nothing_is_refused_by_name(kept):
         {"vocab": 0},
         {"layers": ()},
         {"norm": "batch"},
+        *(
+            {"layers": (DecoderLayer(attention=replace(model().layers[0].attention, **changed), mlp=Mlp(ffn=96)),)}
+            for changed in ({"causal": False}, {"buckets": 32}, {"kv_heads": 4})
+        ),
     ]
 
     kept(refused.said(lambda facts: model(**facts), cases))
