@@ -1,4 +1,4 @@
-"""`Group`: the ranks that run together. What they exchange in the layers stands in `comm.exchange`."""
+"""`Group`: the ranks that run together. What they exchange in layers: `comm.transfer`, `comm.exchange`."""
 
 from __future__ import annotations
 

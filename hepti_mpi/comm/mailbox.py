@@ -1,4 +1,4 @@
-"""Mailboxes: every message that is no exchange in the layers goes through one. And how a rank waits for messages."""
+"""Mailboxes of orders, reports, weights, clocks: what is no exchange of values. And how a rank waits for messages."""
 
 from __future__ import annotations
 

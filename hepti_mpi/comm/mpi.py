@@ -45,13 +45,9 @@ class Tag(IntEnum):
     WHOLE = 5  # what is exchanged in the layers, but for rows in tiles
     NOTHING = 6  # no message: who looks for one lets MPI move all others
     TILE = 7  # of segments that are cut by tiles: from rank 0 which, and what it needs; to rank 0 what came out
-    SUMMAND = 8  # of decoders: its part of the rows of a rank's summand of a half layer
-    SUMMED = 9  # and the sums of some rows
-    PASS = 10  # of decoders, from rank 0: the embedded rows of what is to be computed next
-    STREAM = 11  # from one stage to the next
-    CACHE = 12  # keys and values, to who has their heads under another plan
-    SUMS = 13  # to rank 0: what a rank has done so far
-    ROWS = 14  # rows in tiles, their owner's rank added: the last one
+    PASS = 8  # of language models, from rank 0: the embedded rows of what is to be computed next
+    SUMS = 9  # to rank 0: what a rank has done so far
+    ROWS = 10  # rows in tiles, their owner's rank added: the last one
 
 
 def start() -> None:

@@ -1,4 +1,4 @@
-"""The one exchange of boxes: every rank gets what it wants of values; of summands, the sum.
+"""The exchange of boxes: every rank gets what it wants of values; of summands, the sum.
 
 `solver.plan.layout.moves` says who sends whom what. What one rank sends another of a piece that it has computed is one
 message: the parts of all values, one after the other. Pixels are bytes and go in a message of their own. Receives are

@@ -1,1 +1,1 @@
-"""Language models on all ranks: a rank's share of one, its passes over new tokens, and who leads them."""
+"""Language models on all ranks: passes over new tokens, sequences that are kept apart, and what is told of them."""

@@ -1,1 +1,1 @@
-"""The layers, run as a plan says: blocks, stages, replicas, and loading their weights."""
+"""Encoders and networks, run as a plan says: blocks, segments, stages, replicas, and loading their weights."""

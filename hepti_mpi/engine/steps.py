@@ -1,7 +1,7 @@
 """The loop over steps: a batch passes through blocks, step by step, as `solver.schedule.encoders.steps` says.
 
 Who has which rows, heads and columns stands in the plan; a share is decided in `solver.programs`, a byte is sent in
-`comm.exchange`, a head is computed in `kernels.numpy_kernels.attend` and `kernels.ort.attend`.
+`comm.exchange` and `comm.transfer`, a head is computed in `kernels.numpy_kernels.attend` and `kernels.ort.attend`.
 """
 
 from __future__ import annotations

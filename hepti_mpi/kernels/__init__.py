@@ -1,1 +1,1 @@
-"""What a rank computes: numpy, the reference, and onnxruntime; float32 and int8."""
+"""What a rank computes: numpy, the reference, and onnxruntime; float32, int8 and int4."""

@@ -118,8 +118,8 @@ def backend(name: str, precision: str = "float32") -> Backend:
     if name == "numpy":
         return NUMPY
     from hepti_mpi.kernels import (
-        int8,  # an import of 0.3 s and 50 MiB that numpy does without
-        ort,  # an import of 0.3 s and 50 MiB that numpy does without
+        int8,  # both import onnxruntime: 0.3 s and 50 MiB that numpy does without
+        ort,
     )
 
     return int8.INT8 if precision == "int8" else ort.FLOAT32

@@ -2,9 +2,9 @@
 
 What is measured is described at `solver.cluster.decoder_curves`.
 
-A token reads every weight once, so no call may find its weights in a cache, unless all of the model is in it. The
-graphs of all sizes are called in turn, for one row, then for two, and so on: between two calls of a graph those of all
-others pass, and as many bytes more as the model has.
+A token reads every weight once, so no call may find its weights in the processor's cache, unless all of the model is in
+it. The graphs of all sizes are called in turn, for one row, then for two, and so on: between two calls of a graph those
+of all others are read, and as many bytes more as the model has (`MOST_FLUSHED` at most).
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ from solver.schedule.timing import FLOAT_BYTES
 DECODER_MEASURES = 2  # version of what such a profile says: others are measured anew
 # A pass of so many rows waits for its weights, and needs more rounds than one that computes. Only such have logits.
 FEW_ROWS = 8
-# More than the last cache of a small computer has; it may be larger than a virtual machine is told. On one of 32 MiB by
-# its word attention took 0.17 ms without these bytes, and 0.40 in a pass: tokens took 1.2 times what was predicted.
-MOST_PASSED = 160 << 20
+# More than the last cache of a small computer has; it may be larger than a virtual machine is told. On one that is told
+# 32 MiB attention took 0.17 ms without these bytes, and 0.40 in a pass: tokens took 1.2 times what was predicted.
+MOST_FLUSHED = 160 << 20
 BEHIND = (64, 2048)  # tokens in the cache: the difference is what they take
 LINE_BYTES = 64  # of a cache
 SPEED_ROWS, SPEED_WIDTH = 256, 1024  # of the product that says how fast a device is
@@ -107,7 +107,7 @@ def profile_decoder(model: Decoder, precision: str, group: Group, backend: str =
     Parameters
     ----------
     precision
-        What its weights are held in: float32, int8 or int4.
+        What its weights are held in: float32, int8, int4 or int4m.
     backend
         What computes on this rank.
     """
@@ -179,8 +179,9 @@ def measure_decoder(model: Decoder, precision: str, group: Group, backend: str =
             calls = few if rows <= FEW_ROWS else many
             for behind in BEHIND:
                 calls[cache, rows, behind] = graphs.call(DecoderPart.ATTENTION, heads, rows, behind, cache)
-    apart: list[TimedPoint] = [(DecoderPart.ATTENTION, int(rows), sizes[DecoderPart.ATTENTION][0]) for rows in ROWS]
-    apart += [(cache, 1, behind) for cache in CACHES for behind in BEHIND]
+    # The first call for so many rows, and those that follow another one of the same graph.
+    flushed: list[TimedPoint] = [(DecoderPart.ATTENTION, int(rows), sizes[DecoderPart.ATTENTION][0]) for rows in ROWS]
+    flushed += [(cache, 1, behind) for cache in CACHES for behind in BEHIND]
     few["pass",] = _between_passes(graphs, group)
     numbers = random_numbers()
     one, other = (np.resize(numbers, max(ELEMENTS)) for _ in "ab")
@@ -188,9 +189,9 @@ def measure_decoder(model: Decoder, precision: str, group: Group, backend: str =
     product = backends.backend(backend).product(np.resize(numbers, (SPEED_WIDTH, SPEED_WIDTH)), None)
     many["product",] = partial(product, np.resize(numbers, (SPEED_ROWS, SPEED_WIDTH)))
     large_pages()  # as weights that are loaded
-    passes = _pass_bytes(graphs)
+    flush = _flush(graphs)
     of_few, pace = seconds_of(
-        list(few.values()), group, {number: passes for number, point in enumerate(few) if point in apart}
+        list(few.values()), group, {number: flush for number, point in enumerate(few) if point in flushed}
     )
     of_many, _ = seconds_of(list(many.values()), group)
     taken = dict(zip((*few, *many), (*of_few, *of_many), strict=True))
@@ -201,11 +202,11 @@ def measure_decoder(model: Decoder, precision: str, group: Group, backend: str =
     return DecoderMeasures(DecoderSpeeds(precision, parts, cached, taken["pass",], 0.0), flop_per_s, add, pace)
 
 
-def _pass_bytes(graphs: RandomDecoder) -> TimedCall:
-    """Return what reads as many bytes as the model has, or as no cache holds."""
+def _flush(graphs: RandomDecoder) -> TimedCall:
+    """Return what reads as many bytes as the model has, as far as memory and `MOST_FLUSHED` allow."""
     model, precision = graphs.model, PRECISIONS[graphs.precision]
     size = sum(precision.bytes_of(weight.shape, weight.summed) for weight in decoder_tensors(model).values())
-    lines = np.ones(min(size, MOST_PASSED, free_bytes() // 4) // LINE_BYTES * LINE_BYTES, np.uint8)[::LINE_BYTES]
+    lines = np.ones(min(size, MOST_FLUSHED, free_bytes() // 4) // LINE_BYTES * LINE_BYTES, np.uint8)[::LINE_BYTES]
     return partial(np.maximum.reduce, lines)
 
 

@@ -48,7 +48,7 @@ class RandomDecoder:
     model
         Whose widths they have; heads see all that is before them.
     precision
-        What weights are held in: float32, int8 or int4.
+        What weights are held in: float32, int8, int4 or int4m.
     backend
         What computes them.
     """

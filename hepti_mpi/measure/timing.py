@@ -30,9 +30,9 @@ def seconds_of(
     Every rank calls this. `before` is called, and not timed, before calls of these numbers.
 
     Between two calls of a kernel all others run: it finds its weights where a layer finds them, in memory and not in
-    a cache. Under a CPU quota the wall time of a few milliseconds says nothing, since a call runs at full speed or
-    stands still until the next period. Its CPU time is steady; how much CPU time a second on the wall brings is known
-    from all rounds together.
+    a cache, unless that holds those of all; `before` is for such. Under a CPU quota the wall time of a few milliseconds
+    says nothing, since a call runs at full speed or stands still until the next period. Its CPU time is steady; how
+    much CPU time a second on the wall brings is known from all rounds together.
     """
     time_now = fitting_clock()
     began = clock.now()

@@ -1,1 +1,1 @@
-"""The engine: a schedule, compiled to a rank's buffers and calls, and run; what a rank holds of weights and state."""
+"""The engine of language models: a schedule, compiled to buffers and calls, and run; a rank's weights and state."""

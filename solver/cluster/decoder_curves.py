@@ -112,7 +112,7 @@ class DecoderSpeeds:
     Parameters
     ----------
     precision
-        What the weights were in: float32, int8 or int4.
+        What the weights were in: float32, int8, int4 or int4m.
     parts
         Of every part a curve of `rows` (1, 2, 4, 8, 64, 256) over `weights`, bytes of numbers and float32 scales: 4,
         1.125 or 0.625 a number; memory holds more (`solver.schedule.decoders.memory`).

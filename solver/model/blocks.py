@@ -54,7 +54,7 @@ class Inner:
 class BlockKind:
     """What is computed in a block: the base of its kinds, which are frozen dataclasses."""
 
-    name: ClassVar[str]  # and in front of its tensors' names
+    name: ClassVar[str]  # also the first word of its tensors' names
     curve: ClassVar[str] = ""  # which measured curve says what its parts take together
     inner_key: ClassVar[str] = "inner"  # the name of its heads or columns in a plan file
     inputs_first: ClassVar[tuple[str, ...]] = ()  # names of its matrices that lie as [in, out]

@@ -1,4 +1,4 @@
-"""`ModelSpec`: everything about a model but its numbers, and the tensors that follow from it.
+"""`ModelSpec`: everything about an encoder but its numbers, and the tensors that follow from it.
 
 Letters as in `hepti_mpi`: S rows, H hidden, F feed-forward width, A heads, d head width, L layers, p ranks.
 """

@@ -62,7 +62,7 @@ class DecoderCheckpoint:
 
     @property
     def precision(self) -> str:
-        """What its matrices are in, or nearest to: float32, int8 or int4."""
+        """What its matrices are in, or nearest to: float32, int8, int4 or int4m."""
         return "float32"
 
     def loses(self, precision: str) -> bool:

@@ -37,7 +37,7 @@ class DecoderFile(TensorFile):
     model
         The description.
     precision
-        What its matrices are in: float32, int8 or int4.
+        What its matrices are in: float32, int8, int4 or int4m.
     tensors
         Every tensor of the model, as `decoder_tensors` says.
     tokenizer, chat_template
@@ -168,7 +168,7 @@ class DecoderWriter(TensorWriter):
     model
         The description; its tensors must all be written.
     precision
-        What its matrices get: float32, int8 or int4.
+        What its matrices get: float32, int8, int4 or int4m.
     tokenizer, chat_template, generation, special
         As of `DecoderFile`.
     """

@@ -1,1 +1,1 @@
-"""What computes the parts of a model: nodes of onnxruntime graphs, one file a kind of block; and all parts in numpy."""
+"""What computes the parts of a language model: nodes of graphs, one file a kind of block; and all in numpy."""

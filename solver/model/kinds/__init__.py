@@ -1,1 +1,1 @@
-"""Kinds of blocks, one a file: their parts, and what of a part can be cut."""
+"""Kinds of blocks, one a file; and what they are made of: parts, which can be cut, and their tensors."""

@@ -106,7 +106,7 @@ class Attention(BlockKind):
             raise HeptiError(f"{self.rope.width} columns of a head turn, it has {self.head_dim}")
 
     def tensors(self, name: str, stream: Residual) -> dict[str, PartTensor]:
-        """Return its tensors by their leaves, in file order; heads share out most of them.
+        """Return its tensors by their leaves, in file order; most are cut by heads.
 
         Where a norm goes over all heads at once, everyone who has some makes all queries and keys, as transformers' own
         plan for tensor parallelism has it: an exchange between norm and scores would cost more than that on slow links.

@@ -37,7 +37,7 @@ class Mlp(BlockKind):
         one_of("activation", self.activation, ACTIVATIONS)
 
     def tensors(self, name: str, stream: Residual) -> dict[str, PartTensor]:
-        """Return its tensors by their leaves, in file order; columns share out most of them."""
+        """Return its tensors by their leaves, in file order; most are cut by columns."""
         H, found = stream.hidden, stream.norm_tensors(f"{name}/norm") if stream.pre_norms else []
         for leaf in ("gate", "up") if self.gated else ("up",):
             found.append(PartTensor(f"{name}/{leaf}/weight", Weight((self.ffn, H), 1), TensorUse.INTO, FFN, self.ffn))

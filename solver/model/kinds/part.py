@@ -164,7 +164,7 @@ class Part:
     kind, stream
         Whose part it is.
     role
-        Which: a word of the kind's.
+        Which: a word that no other kind has, by which kernels and cuts are found.
     axes
         All axes of the product, each with its length in units.
     reads, writes

@@ -34,8 +34,9 @@ CUTS: Mapping[str, str] = {"output": HEAD, "down": FFN, "join": WHOLE}
 BY_ROWS: Mapping[str, str] = {"contexts": HEAD, "output": ROW, "down": ROW, "join": ROW}
 # Of what plans of one structure have more or less.
 SHARED = (HEAD, KV, FFN, WORD)
-# What rank 0 says of a pass, int64, and then one for every sequence: that it is one, its shape, how many candidates a
-# row has, whether some words are not allowed, and whether one more word of each row is asked for.
+# What rank 0 says of a pass, int64, and then one for every sequence: that it is one, its shape, whether it chooses the
+# scales of an int8 cache, how many candidates a row has, whether some words are not allowed, and whether one more word
+# of each row is asked for.
 FACTS = 9
 OWN, CANDIDATE_NUMBERS = 2, 3  # what a rank tells of itself after a pass, float64, and of a row's likeliest word
 BY_RANK_0 = ("tokens", "candidates")  # exchanges
