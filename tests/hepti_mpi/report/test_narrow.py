@@ -81,7 +81,7 @@ def test_a_run_of_a_network(console):
     net, _ = classifier()
     plan = plan_of(net, [(2, "rows", [0.25, 0.75]), (len(net.nodes), "rows", [0, 1])], 2)
     meters = [Meter(2.0, 0.5, 4096, 0), Meter(1.0, 0.0, 2048, 0)]
-    told = [network_rank_report(net, plan, meter, rank) for rank, meter in enumerate(meters)]
+    told = [network_rank_report(net, plan, meter, rank, "onnxruntime") for rank, meter in enumerate(meters)]
     report = {
         "requests_answered": 2, "per_rank": told,
         "seconds_median": 0.5, "predicted_seconds": 0.25, "predicted_for": FOR, "requests_per_s": 1.5,

@@ -19,7 +19,7 @@ def test_a_person_sees_shares_of_the_work_in_80_columns(predicted):
     meters = [Meter(2.0, 0.5, 4096, 0), Meter(1.0, 0.0, 2048, 0)]
     report = {
         "requests_answered": 2,
-        "per_rank": [network_rank_report(net, plan, meter, rank) for rank, meter in enumerate(meters)],
+        "per_rank": [network_rank_report(net, plan, meter, rank, "onnxruntime") for rank, meter in enumerate(meters)],
         "seconds_median": 0.5,
         "predicted_seconds": predicted,
         "predicted_for": "these hosts",
