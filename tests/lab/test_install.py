@@ -7,10 +7,10 @@ a way to the Internet: this machine has fetched the wheels before.
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -39,8 +39,7 @@ def home(tmp_path_factory):
         assert done.returncode == 0, done.stderr
         return Path(json.loads(done.stdout)["boards"][0]["wheels"])
 
-    with tarfile.open(pack(sys.executable)) as full:
-        full.extractall(folder / "unpacked", filter="data")
+    shutil.unpack_archive(pack(sys.executable), folder / "unpacked", "tar")
     subprocess.run([sys.executable, "-m", "venv", folder / "env"], check=True)
     subprocess.run(["sh", folder / "unpacked" / "install.sh", sys.executable, folder / "env"], check=True)
     del environment["PYTHONPATH"]
