@@ -98,7 +98,7 @@ class BlockKind:
 class Block:
     """A block of an encoder's layer: adds to the stream what it computes of it.
 
-    With a norm of the stream in front, or of the sum behind it, as the stream says.
+    With a norm of the stream before it, or of the sum after it, as the stream says.
     """
 
     kind: BlockKind
@@ -126,7 +126,7 @@ class Block:
 
     @property
     def shared(self) -> list[PartTensor]:
-        """The tensors that only who has a share of the block holds."""
+        """The tensors that only a rank with a share of the block holds."""
         return [tensor for tensor in self.tensors if not tensor.everywhere]
 
     @property
