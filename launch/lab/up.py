@@ -55,6 +55,7 @@ TOOLS |= dict.fromkeys(("nsenter", "unshare", "setpriv", "chrt", "taskset"), "ut
 # In memory, and far more than what programs on a host write; a full one has what it holds.
 DISK = "size=4g,nr_inodes=1m"
 BLOCK_BYTES = 4096
+PROMISED = 0.05  # by which part of it a host's speed may differ from what is asked for
 FILL_TRIES = 20  # what is written meanwhile makes the kernel refuse
 
 
@@ -112,7 +113,7 @@ def _measured(lab: Lab) -> tuple[Lab, list[Achieved], list[str]]:
         lab, speeds = calibrate(lab, lambda lab, host: limit_cpu(cgroups, lab, host))
         if lab.ssh:
             _start_ssh(lab)
-        notes += _robbed_notes(lab, speeds)
+        notes += _speed_notes(lab, speeds)
         lab = replace(lab, started=f"{_person()} in {Path.cwd()} at {datetime.now():%Y-%m-%d %H:%M}")
         lab.save()
     except BaseException as error:
@@ -432,13 +433,21 @@ def _shape(lab: Lab, hosts: Sequence[Host]) -> list[str]:
     return []
 
 
-def _robbed_notes(lab: Lab, speeds: Iterable[float]) -> list[str]:
-    """Say which hosts do not get what they are promised: a quota cannot give what another lab takes."""
+def _speed_notes(lab: Lab, speeds: Iterable[float]) -> list[str]:
+    """Say which hosts do not have the speed they are promised.
+
+    A quota cannot give what another lab takes, and it is too large for cores that become faster after they were
+    measured.
+    """
+    reasons = {
+        True: "another lab or a busy machine below this one takes the rest",
+        False: "this machine has become faster while it was measured: take the lab down, and bring it up again",
+    }
     return [
         f"{host.name} achieved {speed / 1e9:.1f} of {host.compute_flop_per_s / 1e9:.1f} GFLOP/s: "
-        "another lab or a busy machine below this one takes the rest"
+        f"{reasons[speed < host.compute_flop_per_s]}"
         for host, speed in zip(lab.hosts, speeds, strict=True)
-        if speed < 0.95 * host.compute_flop_per_s
+        if abs(speed / host.compute_flop_per_s - 1) > PROMISED
     ]
 
 
