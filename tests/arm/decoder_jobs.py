@@ -20,7 +20,8 @@ from hepti_mpi.comm.wires import EXACT  # noqa: E402
 from hepti_mpi.decoding.ranks import Embedding, Ranks  # noqa: E402
 from hepti_mpi.program.share import Share  # noqa: E402
 from solver.base.spans import Span  # noqa: E402
-from solver.plan.decoder_file import read_decoder_plan  # noqa: E402
+from solver.plan.decoder_plan import DecoderPlan  # noqa: E402
+from solver.plan.file import read_plan  # noqa: E402
 from solver.schedule.decoders.passes import DecoderPasses  # noqa: E402
 from weights.decoders.file import DecoderFile  # noqa: E402
 
@@ -47,7 +48,7 @@ def main(jobs, out):
     for name, (path, plan) in table["jobs"].items():
         with DecoderFile(Path(path)) as weights:
             model = weights.model
-            share = Share(DecoderPasses(model, read_decoder_plan(Path(plan), model)), group.rank, weights)
+            share = Share(DecoderPasses(model, read_plan(Path(plan), DecoderPlan, model)), group.rank, weights)
             ranks = Ranks(share, group, direct, EXACT)
             if group.rank:
                 ranks.follow()

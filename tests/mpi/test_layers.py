@@ -11,7 +11,7 @@ from solver.base.spans import Partition
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.blocks import Cut
 from solver.plan.file import read_plan
-from solver.plan.plan import BlockPlan, Keys, Wire, layer_by_rows
+from solver.plan.plan import BlockPlan, Keys, Plan, Wire, layer_by_rows
 from solver.plan.routes import Route
 from solver.schedule.encoders.cost import predict
 from tests import sweeps
@@ -58,7 +58,7 @@ def test_any_mixture_of_cuts_gives_the_reference(rows, seed, world):
 def test_plan_files_of_the_first_version_are_read_and_run(name, world):
     if world.size != 3:
         pytest.skip("the files are for three devices")
-    plan = read_plan(DATA / f"{name}.json")
+    plan = read_plan(DATA / f"{name}.json", Plan)
 
     check_plan(POST, plan, [12, 1, 30], world, atol=1e-2 if plan.wire is Wire.FLOAT16 else 1e-4, wire=plan.wire)
 
