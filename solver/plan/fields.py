@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from solver.base.errors import HeptiError, explained, no_text
+from solver.base.phrases import counted
 from solver.base.spans import Span
 
 T = TypeVar("T")
+Amounts = tuple[float, ...]
 _KINDS = {dict: "a table", list: "a list", str: "a text", int: "a whole number", bool: "true or false"}
+_SLACK = 0.02  # a person may write 0.33 three times, or 0.34
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,29 @@ class PlanFields:
         named = [(entry, f"{name} {number}") for number, entry in enumerate(entries)]
         return [PlanFields(self.checked(entry, dict, name), self._within(name)) for entry, name in named]
 
+    def cut(self, words: Collection[str]) -> tuple[str, PlanFields]:
+        """Return by which of these words it is cut, and the same table, whose complaints then name that, too."""
+        word = self.word("cut", words)
+        return word, PlanFields(self.table, f"{self.where}, cut {word}")
+
+    def numbers(self, axis: str, devices: int, kind: Any = int | float) -> Amounts:
+        """Return what every device has of an axis: whole numbers, or parts of one; where `devices` is 0, any count."""
+        owners = f"for {counted(devices, 'device')}" if devices else "for the rows of the grid"
+        if axis not in self.table:
+            raise self.missing(axis, f"numbers {owners}")
+        found = tuple(self.several(axis, kind))
+        if devices and len(found) != devices:
+            raise self.error(f"{axis} has {counted(len(found), 'number')} {owners}: write one for each")
+        if not any(found) or min(found) < 0:
+            raise self.error(f"{axis} are {list(found)}: none may be negative, and somebody must have some")
+        whole = math.inf if max(found) > 1e300 else sum(found)  # a whole number may be too large for a float
+        if any(isinstance(number, float) for number in found) and not abs(whole - 1) <= _SLACK:
+            raise self.error(
+                f"{axis} are {list(found)}, which add up to {whole:g}: write parts that add up to 1, or whole numbers, "
+                f"in whose ratio they are shared out"
+            )
+        return found
+
     def record(self, kind: type[T]) -> T:
         """Return a dataclass of numbers, and of lists of whole ones, by the names of its fields."""
         fields = {field.name: field.type for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -147,7 +175,7 @@ def parsed(text: str) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    for name in {name for name in names if names.count(name) > 1}:
-        raise HeptiError(f"{name} is written twice in one table: leave one out")
+    for name, times in Counter(name for name, _ in pairs).most_common(1):
+        if times > 1:
+            raise HeptiError(f"{name} is written {times} times in one table: write it once")
     return dict(pairs)

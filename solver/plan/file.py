@@ -14,14 +14,11 @@ Runs of nodes are a network's; a head, or what else only language models have, m
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from solver.base.errors import HeptiError
-from solver.base.phrases import counted
 from solver.base.spans import Partition, Span
 from solver.model.blocks import Cut
 from solver.model.convnet import ConvNet
@@ -32,7 +29,7 @@ from solver.model.kinds.weight import PRECISIONS
 from solver.model.spec import KINDS
 from solver.plan import old_files
 from solver.plan.decoder_plan import ROWS_BY_MPI, WIRES, DecoderPlan, DecoderPrediction, DecoderStage
-from solver.plan.fields import PlanFields, parsed, read_with
+from solver.plan.fields import Amounts, PlanFields, parsed, read_with
 from solver.plan.plan import (
     NOTHING,
     ROUNDING,
@@ -52,7 +49,6 @@ from solver.plan.segments import Segment, SegmentCut, SegmentPlan
 FORMAT = "hepti-plan/2"
 AnyPlan = Plan | SegmentPlan | DecoderPlan
 P = TypeVar("P", Plan, SegmentPlan, DecoderPlan)
-Amounts = tuple[float, ...]
 Staged = tuple[PlanFields, tuple[str, ...], list[PlanFields]]  # a stage, its devices, its runs
 
 _OF: dict[type, str] = {Plan: "an encoder", SegmentPlan: "a convolutional network", DecoderPlan: "a language model"}
@@ -60,7 +56,6 @@ _OF_ALL = ("format", "system", "model", "devices", "wire", "stages", "predicted"
 OF_LANGUAGE_MODELS = ("precision", "cache", "context", "sequences", "two_steps_from", "rows_from", "head")
 # What a network shares out, in the words of the file.
 SEGMENT_CUTS = {cut: "input_channels" if cut is SegmentCut.SUMS else str(cut) for cut in SegmentCut}
-_SLACK = 0.02  # a person may write 0.33 three times, or 0.34
 
 
 def read_plan(path: Path, kind: type[P], model: ConvNet | Decoder | None = None) -> P:
@@ -175,31 +170,6 @@ def _stages(
     return devices or tuple(dict.fromkeys(name for _, crew, _ in found for name in crew)), found
 
 
-def _cut(entry: PlanFields, words: Sequence[str]) -> tuple[str, PlanFields]:
-    """Return how something is cut, and its table, whose complaints name that."""
-    word = entry.word("cut", words)
-    return word, replace(entry, where=f"{entry.where}, cut {word}")
-
-
-def _numbers(entry: PlanFields, axis: str, devices: int, kind: Any = int | float) -> Amounts:
-    """Return what every device has of an axis: whole numbers, or parts of one; of 0 devices any number of them."""
-    owners = f"for {counted(devices, 'device')}" if devices else "for the rows of the grid"
-    if axis not in entry:
-        raise entry.missing(axis, f"numbers {owners}")
-    numbers = tuple(entry.several(axis, kind))
-    if devices and len(numbers) != devices:
-        raise entry.error(f"{axis} has {counted(len(numbers), 'number')} {owners}: write one for each")
-    if not any(numbers) or min(numbers) < 0:
-        raise entry.error(f"{axis} are {list(numbers)}: none may be negative, and somebody must have some")
-    whole = math.inf if max(numbers) > 1e300 else sum(numbers)  # a whole number may be too large for a float
-    if any(isinstance(number, float) for number in numbers) and not abs(whole - 1) <= _SLACK:
-        raise entry.error(
-            f"{axis} are {list(numbers)}, which add up to {whole:g}: write parts that add up to 1, or whole numbers, "
-            f"in whose ratio they are shared out"
-        )
-    return numbers
-
-
 def _over(devices: Sequence[str], crew: Sequence[str], numbers: Amounts) -> Amounts:
     """Return the numbers of all devices, where those of a crew are given."""
     own = dict(zip(crew, numbers, strict=True))
@@ -231,7 +201,7 @@ def _run(run: PlanFields, devices: int) -> tuple[Span, LayerPlan]:
 
 def _block(name: str, entry: PlanFields, devices: int) -> BlockPlan:
     cuts, unit = {cut_word(name, cut): cut for cut in Cut}, KINDS[name].inner_key
-    word, entry = _cut(entry, tuple(cuts))
+    word, entry = entry.cut(tuple(cuts))
     axes = {"output": (unit, "output"), "grid": (unit, "output", "rows"), "whole": ()}.get(word, (word,))
     left = ("rows",) * (word in (unit, "output"))  # where devices have rows behind it; else all have all
     keys = ("keys",) * (word == "rows" and name == Attention.name)
@@ -239,7 +209,7 @@ def _block(name: str, entry: PlanFields, devices: int) -> BlockPlan:
     by_rows = "rows" in (*axes, *entry.table)
 
     def partition(axis: str, parts: int) -> Partition | None:
-        return Partition.of_counts(map(int, _numbers(entry, axis, parts, int))) if axis in axes else None
+        return Partition.of_counts(map(int, entry.numbers(axis, parts, int))) if axis in axes else None
 
     return BlockPlan(
         name,
@@ -247,7 +217,7 @@ def _block(name: str, entry: PlanFields, devices: int) -> BlockPlan:
         inner=partition(word if word == "sub_blocks" else unit, devices),
         columns=partition("output", devices * (word != "grid")),
         norm=StreamLayout.ROWS if by_rows else StreamLayout.COLS if word == "sub_blocks" else StreamLayout.FULL,
-        rows=parts_of_one(_numbers(entry, "rows", devices)) if by_rows else None,
+        rows=parts_of_one(entry.numbers("rows", devices)) if by_rows else None,
         route=Route(entry.word("route", tuple(Route), Route.DIRECT)),
         keys=tuple(Keys(entry.known(way, "keys", tuple(Keys))) for way in entry.several("keys", str))
         if "keys" in entry
@@ -270,7 +240,7 @@ def _network(plan: PlanFields, net: ConvNet | None) -> SegmentPlan:
 
 def _segment(run: PlanFields, crew: Sequence[str], devices: Sequence[str], net: ConvNet | None) -> Segment:
     cuts = {word: cut for cut, word in SEGMENT_CUTS.items()}
-    word, entry = _cut(run, tuple(cuts))
+    word, entry = run.cut(tuple(cuts))
     own = ("grid", "stealing", "reuse") if cuts[word] is SegmentCut.TILES else ("edges_first",)
     entry.only("nodes", "first", "cut", word, *own)
     nodes, first = entry.span("nodes", empty=True), entry.get("first", str, "")
@@ -278,7 +248,7 @@ def _segment(run: PlanFields, crew: Sequence[str], devices: Sequence[str], net: 
     if net is not None and first not in ("", found):
         there = f"node {nodes.start} is {found}" if found else f"there are {len(net.nodes)} nodes"
         raise entry.error(f"nodes begin with {nodes.start}, first is {first}; of {net.name} {there}: plan again")
-    shares = _over(devices, crew, parts_of_one(_numbers(entry, word, len(crew))))
+    shares = _over(devices, crew, parts_of_one(entry.numbers(word, len(crew))))
     grid = tuple(entry.several("grid", int)) if "grid" in own else (1, 1)
     if len(grid) != 2 or min(grid) < 1:
         raise entry.error(f"grid is {list(grid)}, must be two numbers of at least 1: tiles down and across")
@@ -314,12 +284,12 @@ def _language_model(plan: PlanFields, model: Decoder | None) -> DecoderPlan:
 def _decoder_stage(run: PlanFields, crew: Sequence[str], devices: Sequence[str]) -> DecoderStage:
     run.only("layers", Attention.name, Mlp.name, "rows")
     heads, columns = (_shared(run.sub(kind.name), kind.inner_key, crew, devices) for kind in (Attention, Mlp))
-    rows = _over(devices, crew, _numbers(run, "rows", len(crew))) if "rows" in run else ()
+    rows = _over(devices, crew, run.numbers("rows", len(crew))) if "rows" in run else ()
     return DecoderStage(run.span("layers"), heads, columns, rows)
 
 
 def _shared(entry: PlanFields, axis: str, crew: Sequence[str], devices: Sequence[str]) -> Partition:
     """Return who has how many of the only axis by which something can be cut."""
-    _, entry = _cut(entry, (axis,))
+    _, entry = entry.cut((axis,))
     entry.only("cut", axis)
-    return Partition.of_counts(map(int, _over(devices, crew, _numbers(entry, axis, len(crew), int))))
+    return Partition.of_counts(map(int, _over(devices, crew, entry.numbers(axis, len(crew), int))))
