@@ -1,7 +1,7 @@
 """The loop over steps: a batch passes through blocks, step by step, as `solver.schedule.encoders.steps` says.
 
 Who has which rows, heads and columns stands in the plan; a share is decided in `solver.programs`, a byte is sent in
-`comm.exchange` and `comm.transfer`, a head is computed in `kernels.numpy_kernels.attend` and `kernels.ort.attend`.
+`comm.exchange`, a head is computed in `kernels.numpy_kernels.attend` and `kernels.ort.attend`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from hepti_mpi.comm.exchange import (
-    Gather,
-    RowBlocks,
-    Tiles,
-    all_reduce,
-    in_order,
-    reduce_rows,
-    whole,
-)
-from hepti_mpi.comm.transfer import exchanged
+from hepti_mpi.comm.exchange import exchanged
+from hepti_mpi.comm.rows import RowBlocks, RowExchange, Tiles, in_order, sum_everywhere, sum_rows, whole
 from hepti_mpi.engine.grid import Grid
 from hepti_mpi.engine.layers import BlockKernels, LayerKernels
 from hepti_mpi.engine.stream import Pass, Stream, bring, computed, from_columns, relayout, to_columns
@@ -246,15 +238,19 @@ def _gather_keys(here: BlockState, step: steps.GatherKeys) -> None:
     assert rows is not None
     project_kv, project_q = here.w.into
     keys = [run.batch.keys_of(span) for span in rows]
-    kv = Gather(run.group, rows, keys, 2 * here.block.hidden, run.tile_rows, here.plan.route, tensors=2)
-    for tile in in_order(x, kv.tiles):
-        project_kv(x.array[tile.slice], kv.own[tile.slice])
-        kv.put(tile)
+    H = here.block.hidden
+    kv = RowExchange(run.group, rows, keys, (2, H), tile_rows=run.tile_rows, route=here.plan.route)
+    own = kv.own.reshape(-1, 2 * H, copy=False)
+    for number, tile in in_order(x, kv.tiles):
+        project_kv(x.array[tile.slice], own[tile.slice])
+        kv.put(number)
     q = project_q(x.array)  # while K and V travel
     kv.pass_on()
     pieces = run.batch.pieces(rows[run.group.rank], keys[run.group.rank])
     arriving, added = chain([kv.kept], kv), _added(here, rows[run.group.rank])
-    context = _attend(q, kv.array, arriving, pieces, step.attend.head_dim, run.backend, added)
+    context = _attend(
+        q, kv.array.reshape(-1, 2 * H, copy=False), arriving, pieces, step.attend.head_dim, run.backend, added
+    )
     here.result = ((tile, context[tile.slice]) for tile in kv.tiles)
 
 
@@ -332,15 +328,15 @@ def _reduce(here: BlockState, step: steps.Reduce) -> None:
     run, rows, inner, out = here.run, here.rows, here.inner, here.w.out
     assert here.plan.inner is not None
 
-    def part(span: Span) -> Array:
-        return out(inner[span.slice])
+    def part(span: Span, summand: Array) -> None:
+        out(inner[span.slice], summand)
 
     H = here.block.hidden
     parts = [Span(0, H if share.size else 0) for share in here.plan.inner]
     if rows is None:
-        y = all_reduce(run.group, part, run.batch.rows, parts, H, run.tile_rows)
+        y = sum_everywhere(run.group, part, run.batch.rows, parts, H, run.tile_rows)
     else:
-        y = reduce_rows(run.group, part, rows.spans, parts, H, run.tile_rows)
+        y = sum_rows(run.group, part, rows.spans, parts, H, run.tile_rows)
     here.result = _in_tiles(y, rows, run)
 
 

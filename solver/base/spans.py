@@ -34,6 +34,10 @@ class Span:
 
     def intersect(self, other: Span) -> Span:
         """Return the indices that both hold; empty where they are disjoint."""
+        if other.start <= self.start and self.stop <= other.stop:
+            return self
+        if self.start <= other.start and other.stop <= self.stop:
+            return other
         start = max(self.start, other.start)
         return Span(start, max(start, min(self.stop, other.stop)))
 
