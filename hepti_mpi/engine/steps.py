@@ -14,15 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from hepti_mpi.comm.exchange import exchanged
-from hepti_mpi.comm.rows import RowBlocks, RowExchange, Tiles, in_order, sum_everywhere, sum_rows, whole
+from hepti_mpi.comm.exchange import ItemArrays, RankExchange, exchanged
+from hepti_mpi.comm.rows import (
+    RowBlocks,
+    RowExchange,
+    Tiles,
+    crossing,
+    in_order,
+    sum_everywhere,
+    sum_rows,
+    whole,
+)
 from hepti_mpi.engine.grid import Grid
 from hepti_mpi.engine.layers import BlockKernels, LayerKernels
 from hepti_mpi.engine.stream import Pass, Stream, bring, computed, from_columns, relayout, to_columns
 from hepti_mpi.kernels import numpy_kernels
 from hepti_mpi.kernels.products import Backend
 from solver.base.arrays import Array
-from solver.base.spans import Partition, Span, tiles
+from solver.base.spans import Partition, Span, pieces_of, tiles
 from solver.cluster.curves import Kernel
 from solver.model.blocks import Axis, Block, Cut
 from solver.model.kinds.mlp import Mlp
@@ -307,6 +316,33 @@ def _at_once(here: BlockState, step: steps.AtOnce) -> None:
         here.inner = here.w.out(here.inner) if here.plan.columns[run.group.rank].size else here.inner
 
 
+def _send_inner(here: BlockState, step: steps.SendInner) -> None:
+    """Send the owners of rows what own heads or columns make of these, group by group."""
+    run, rows, shares, group = here.run, here.rows, here.plan.inner, here.run.group
+    assert rows is not None
+    assert shares is not None
+    own = shares[group.rank]
+    everything, width = Span(0, run.batch.rows), shares.total * step.columns
+    groups = [pieces_of(span, step.groups) for span in shares]
+    made: list[Array] = [NOTHING] * len(groups[group.rank])
+    result = np.empty((rows[group.rank].size, width), np.float32)
+    parts = tuple(tuple(span.scaled(step.columns) for span in some) for some in groups)
+    messages = crossing(group.rank, rows, parts, width)
+    exchange = RankExchange(group, messages, [ItemArrays(made, [result])], group.coding)
+    exchange.post()
+    pieces = run.batch.pieces(everything, everything)
+    for number, heads in enumerate(groups[group.rank]):
+        some = heads.within(own).scaled(step.columns).slice
+        made[number] = here.inner[:, some]
+        for call in step.calls:
+            q, k, v = (tensor[:, some] for tensor in np.split(here.inner, 3, axis=1))
+            added = _added(here, everything, heads)
+            made[number] = _attend_at_once(q, k, v, pieces, call.head_dim, run.backend, added)
+        exchange.send(number)
+    exchange.finish()
+    here.result = _in_tiles(result, rows, run)
+
+
 def _gather_columns(here: BlockState, step: steps.GatherColumns) -> None:
     group, plan, rows = here.run.group, here.plan, here.rows
     assert plan.inner is not None
@@ -404,6 +440,7 @@ STEPS: Mapping[type, Callable[[BlockState, Any], None]] = {
     steps.GatherKeys: _gather_keys,
     steps.GatherInput: _gather_input,
     steps.GatherRows: _gather_rows,
+    steps.SendInner: _send_inner,
     steps.GatherColumns: _gather_columns,
     steps.Reduce: _reduce,
     steps.Enter: _enter_grid,
@@ -427,12 +464,17 @@ def _traced(name: str, compute: Callable[[], Stream], run: Pass) -> Stream:
     return replace(stream, blocks=Tiles(stream.blocks.array, trace.over(name, stream.blocks)))
 
 
-def _added(here: BlockState, rows: Span) -> Sequence[Array]:
-    """Return what distances add to the scores of some rows, request by request [heads, rows, keys]; mostly nothing."""
+def _added(here: BlockState, rows: Span, heads: Span | None = None) -> Sequence[Array]:
+    """Return what distances add to the scores of some rows, request by request [heads, rows, keys]; mostly nothing.
+
+    Of these heads; None: of all that this rank computes.
+    """
     relative, shares, batch = here.w.relative, here.plan.inner, here.run.batch
     if relative is None:
         return ()
-    heads = Span(0, len(relative.table)) if here.plan.cut in ALONE or shares is None else shares[here.run.group.rank]
+    if heads is None and shares is not None and here.plan.cut not in ALONE:
+        heads = shares[here.run.group.rank]
+    heads = heads or Span(0, len(relative.table))
     requests = [request for request in batch.requests if request.intersect(rows).size]
     return [
         relative.between(heads, own, Span(0, request.size))

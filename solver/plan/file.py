@@ -39,6 +39,7 @@ from solver.plan.routes import Route
 
 _NORMS = {
     Cut.ROWS: StreamLayout.ROWS,
+    Cut.TO_ROWS: StreamLayout.ROWS,
     Cut.GRID: StreamLayout.ROWS,
     Cut.SUB_BLOCKS: StreamLayout.COLS,
 }  # where nothing is said
@@ -141,7 +142,7 @@ def _run(entry: Any) -> tuple[Span, LayerPlan]:
 def _block(entry: dict[str, Any], block: str) -> BlockPlan:
     cut = Cut(one_of(get(entry, "cut", str), "cut", list(Cut)))
     inner = _inner_key(block, cut)
-    known = ("cut", inner, "columns", "norm", "rows", "route", *(["keys"] if block == Attention.name else []))
+    known = ("cut", inner, "columns", "norm", "rows", "route", "groups", *(["keys"] if block == Attention.name else []))
     for key in entry:
         if key not in known:
             raise HeptiError(f"unknown key {key!r} (known: {', '.join(known)})")
@@ -159,6 +160,7 @@ def _block(entry: dict[str, Any], block: str) -> BlockPlan:
         keys=tuple(Keys(one_of(way, "keys", list(Keys))) for way in get(entry, "keys", list))
         if "keys" in entry
         else None,
+        groups=get(entry, "groups", int, 1),
     )
 
 
@@ -187,4 +189,6 @@ def _block_to_table(block: BlockPlan) -> dict[str, Any]:
     table["route"] = str(block.route)
     if block.keys is not None:
         table["keys"] = list(map(str, block.keys))
+    if block.groups > 1:
+        table["groups"] = block.groups
     return table

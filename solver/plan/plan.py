@@ -103,14 +103,16 @@ class BlockPlan:
     columns
         Output columns per rank, for cut `columns`; for cut `grid` columns of H per row of the grid.
     norm
-        Where the residual is added and normalised after the block; always `rows` for cuts `rows` and `grid`, `full`
-        for `whole`, `cols` for `sub_blocks`.
+        Where the residual is added and normalised after the block; always `rows` for cuts `rows`, `to_rows` and
+        `grid`, `full` for `whole`, `cols` for `sub_blocks`.
     rows
         Shares of the rows per rank, where `norm` is `rows`; they add up to one.
     route
         How the rows that the block needs (K and V for attention by rows) come to the ranks.
     keys
         For attention by rows that gathers its input, not K and V: what every rank does with it.
+    groups
+        For cut `to_rows`: in how many groups a rank computes its heads or columns, each of which it sends at once.
     """
 
     block: str
@@ -121,11 +123,16 @@ class BlockPlan:
     rows: tuple[float, ...] | None = None
     route: Route = Route.DIRECT
     keys: tuple[Keys, ...] | None = None
+    groups: int = 1
 
     def __post_init__(self) -> None:
         if self.keys is not None and self.cut is not Cut.ROWS:
             raise HeptiError(f"cut {self.cut} has no keys: they are of attention by rows")
-        if self.cut in (Cut.ROWS, Cut.GRID) and self.norm is not StreamLayout.ROWS:
+        if self.groups < 1:
+            raise HeptiError(f"groups is {self.groups}, must be at least 1")
+        if self.groups > 1 and self.cut is not Cut.TO_ROWS:
+            raise HeptiError(f"cut {self.cut} has no groups of heads or columns: they are of cut to_rows")
+        if self.cut in (Cut.ROWS, Cut.TO_ROWS, Cut.GRID) and self.norm is not StreamLayout.ROWS:
             raise HeptiError(f"cut {self.cut} leaves rows on every rank: its norm must be rows")
         if self.cut is Cut.WHOLE and self.norm is not StreamLayout.FULL:
             raise HeptiError("cut whole leaves everything on every rank: its norm must be full")

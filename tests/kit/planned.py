@@ -5,7 +5,9 @@ import json
 import numpy as np
 
 # Cut, and where the residual is added.
-CUTS = [("rows", "rows"), ("columns", "full"), ("columns", "rows"), ("block", "full"), ("block", "rows")]
+CUTS = [
+    ("rows", "rows"), ("columns", "full"), ("columns", "rows"), ("block", "full"), ("block", "rows"), ("to_rows", "rows"),
+]  # fmt: skip
 
 
 # Plans: a good one for two ranks, and what a slip of the pen makes of it.
@@ -61,6 +63,8 @@ def block(rng, unit, total, hidden, ranks):
     table = {"cut": cut, "norm": norm}
     if cut != "rows":
         table[unit] = spans(rng, total, ranks)
+    if cut == "to_rows":
+        table["groups"] = int(rng.integers(1, 4))
     if cut == "columns":
         table["columns"] = spans(rng, hidden, ranks)
     if norm == "rows":
