@@ -6,7 +6,8 @@ import numpy as np
 
 # Cut, and where the residual is added.
 CUTS = [
-    ("rows", "rows"), ("columns", "full"), ("columns", "rows"), ("block", "full"), ("block", "rows"), ("to_rows", "rows"),
+    ("rows", "rows"), ("columns", "full"), ("columns", "rows"), ("block", "full"), ("block", "rows"),
+    ("to_rows", "rows"),
 ]  # fmt: skip
 
 
