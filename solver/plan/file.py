@@ -202,10 +202,11 @@ def _run(run: PlanFields, devices: int) -> tuple[Span, LayerPlan]:
 def _block(name: str, entry: PlanFields, devices: int) -> BlockPlan:
     cuts, unit = {cut_word(name, cut): cut for cut in Cut}, KINDS[name].inner_key
     word, entry = entry.cut(tuple(cuts))
-    axes = {"output": (unit, "output"), "grid": (unit, "output", "rows"), "whole": ()}.get(word, (word,))
+    several = {"to_rows": (unit, "rows"), "output": (unit, "output"), "grid": (unit, "output", "rows"), "whole": ()}
+    axes = several.get(word, (word,))
     left = ("rows",) * (word in (unit, "output"))  # where devices have rows behind it; else all have all
-    keys = ("keys",) * (word == "rows" and name == Attention.name)
-    entry.only("cut", *axes, *left, "route", *keys)
+    own = ("keys",) * (word == "rows" and name == Attention.name) + ("groups",) * (word == "to_rows")
+    entry.only("cut", *axes, *left, "route", *own)
     by_rows = "rows" in (*axes, *entry.table)
 
     def partition(axis: str, parts: int) -> Partition | None:
@@ -222,6 +223,7 @@ def _block(name: str, entry: PlanFields, devices: int) -> BlockPlan:
         keys=tuple(Keys(entry.known(way, "keys", tuple(Keys))) for way in entry.several("keys", str))
         if "keys" in entry
         else None,
+        groups=entry.count("groups", 1, least=1),
     )
 
 

@@ -95,8 +95,8 @@ class StreamLayout(StrEnum):
 
 # Where cuts that leave no choice leave the stream.
 _NORMS = {
-    Cut.ROWS: (StreamLayout.ROWS,), Cut.GRID: (StreamLayout.ROWS,), Cut.WHOLE: (StreamLayout.FULL,),
-    Cut.SUB_BLOCKS: (StreamLayout.COLS,),
+    Cut.ROWS: (StreamLayout.ROWS,), Cut.TO_ROWS: (StreamLayout.ROWS,), Cut.GRID: (StreamLayout.ROWS,),
+    Cut.WHOLE: (StreamLayout.FULL,), Cut.SUB_BLOCKS: (StreamLayout.COLS,),
 }  # fmt: skip
 ROUNDING = 1e-6  # what shares may lack of one, or have above it
 
@@ -116,14 +116,16 @@ class BlockPlan:
     columns
         Output columns per rank, for cut `columns`; for cut `grid` columns of H per row of the grid.
     norm
-        Where the residual is added and normalised after the block; always `rows` for cuts `rows` and `grid`, `full`
-        for `whole`, `cols` for `sub_blocks`.
+        Where the residual is added and normalised after the block; always `rows` for cuts `rows`, `to_rows` and
+        `grid`, `full` for `whole`, `cols` for `sub_blocks`.
     rows
         Shares of the rows per rank, where `norm` is `rows`; they add up to one.
     route
         How the rows that the block needs (K and V for attention by rows) come to the ranks.
     keys
         For attention by rows that gathers its input, not K and V: what every rank does with it.
+    groups
+        For cut `to_rows`: in how many groups a rank computes its heads or columns, each of which it sends at once.
     """
 
     block: str
@@ -134,6 +136,7 @@ class BlockPlan:
     rows: tuple[float, ...] | None = None
     route: Route = Route.DIRECT
     keys: tuple[Keys, ...] | None = None
+    groups: int = 1
 
     def __post_init__(self) -> None:
         norms = _NORMS.get(self.cut, (StreamLayout.FULL, StreamLayout.ROWS))
@@ -148,6 +151,8 @@ class BlockPlan:
                 raise HeptiError(f"cut {self.cut}, norm {self.norm}: it {'needs' if needed else 'has no'} {name}")
         if self.keys is not None and self.cut is not Cut.ROWS:
             raise HeptiError(f"cut {self.cut} has no keys: they are of attention by rows")
+        if self.groups < 1 or (self.groups > 1 and self.cut is not Cut.TO_ROWS):
+            raise HeptiError(f"cut {self.cut} in {self.groups} groups: at least 1, and more of cut to_rows only")
         if self.rows is not None and not (min(self.rows) >= 0 and abs(math.fsum(self.rows) - 1) <= ROUNDING):
             raise HeptiError(f"shares of rows {list(self.rows)} must be at least 0 and add up to 1")
 

@@ -84,6 +84,7 @@ def _block(block: BlockPlan, rows: int) -> dict[str, Any]:
     if block.rows is not None:
         table["rows"] = _whole(block.rows, Partition.of_shares(block.rows, rows).counts if rows else block.rows)
     table |= {} if block.route is Route.DIRECT else {"route": str(block.route)}
+    table |= {"groups": block.groups} if block.groups > 1 else {}
     return table | ({} if block.keys is None else {"keys": list(map(str, block.keys))})
 
 

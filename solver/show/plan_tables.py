@@ -188,7 +188,7 @@ def _shares(plan: Plan, spans: Sequence[Span], layer: LayerPlan, listed: Sequenc
     columns = ["device"]
     # Lines of a heading are short enough that seven columns are not cut at 80.
     for block in layer:
-        shared = block.cut in (Cut.BLOCK, Cut.COLUMNS, Cut.GRID)
+        shared = block.cut in (Cut.BLOCK, Cut.TO_ROWS, Cut.COLUMNS, Cut.GRID)
         headings = [f"by {block.cut}:\n{UNITS.get(block.block, 'inner')}" if shared else block.cut.replace("_", "-")]
         headings += ["output\ncolumns"] * (block.columns is not None)
         headings += ["norm\non rows"] * (block.inner is not None and block.rows is not None)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 # Cut, and whether the residual is added where rows lie.
-CUTS = [("rows", True), ("output", False), ("output", True), ("unit", False), ("unit", True)]
+CUTS = [("rows", True), ("output", False), ("output", True), ("unit", False), ("unit", True), ("to_rows", True)]
 
 
 # Plans: a good one for two ranks, and what a slip of the pen makes of it.
@@ -61,6 +61,8 @@ def block(rng, unit, total, hidden, ranks):
     table = {"cut": unit if cut == "unit" else cut}
     if cut != "rows":
         table[unit] = counts(rng, total, ranks)
+    if cut == "to_rows":
+        table["groups"] = int(rng.integers(1, 4))
     if cut == "output":
         table["output"] = counts(rng, hidden, ranks)
     if by_rows:

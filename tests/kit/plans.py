@@ -37,12 +37,12 @@ def shares(ranks):
 
 @st.composite
 def blocks(draw, ranks, block):
-    cut = draw(st.sampled_from([Cut.ROWS, Cut.COLUMNS, Cut.BLOCK, Cut.GRID]))
+    cut = draw(st.sampled_from([Cut.ROWS, Cut.COLUMNS, Cut.BLOCK, Cut.TO_ROWS, Cut.GRID]))
     has_keys = cut is Cut.ROWS and isinstance(block.kind, Attention) and draw(st.booleans())
     ways = st.tuples(*[st.sampled_from(Keys)] * ranks) if has_keys else st.none()
     norm = (
         StreamLayout.ROWS
-        if cut in (Cut.ROWS, Cut.GRID)
+        if cut in (Cut.ROWS, Cut.TO_ROWS, Cut.GRID)
         else draw(st.sampled_from([StreamLayout.FULL, StreamLayout.ROWS]))
     )
     # As many spans of columns as ranks, or as rows of a grid.
@@ -56,6 +56,7 @@ def blocks(draw, ranks, block):
         rows=draw(shares(ranks)) if norm is StreamLayout.ROWS else None,
         route=draw(st.sampled_from(Route)),
         keys=draw(ways),
+        groups=draw(st.integers(1, 4)) if cut is Cut.TO_ROWS else 1,
     )
 
 

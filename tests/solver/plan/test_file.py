@@ -176,9 +176,14 @@ def test_what_a_block_by_rows_may_say_is_read():
     attention = {"cut": "rows", "rows": [1, 1, 0], "keys": ["avoided", "projected", "projected"], "route": "relay"}
     table = changed(changed(ENCODER, *FIRST, "mlp", value=mlp), *FIRST, "attention", value=attention)
 
-    plan = load(BY_HAND["encoder"], table)
+    to_rows = {"cut": "to_rows", "heads": [3, 1, 1], "rows": [1, 3, 0], "groups": 2}
+
+    plan = load(BY_HAND["encoder"], changed(table, *LAST, "attention", value=to_rows))
 
     plan.check(SPEC, 3)
+    contexts, _ = plan.layer(3)
+    assert (contexts.cut, contexts.inner.counts, contexts.rows) == (Cut.TO_ROWS, (3, 1, 1), (0.25, 0.75, 0))
+    assert (contexts.norm, contexts.groups) == (StreamLayout.ROWS, 2)
     by_rows, grid = plan.layer(0)
     assert (by_rows.keys, by_rows.route) == ((Keys.AVOIDED, Keys.PROJECTED, Keys.PROJECTED), Route.RELAY)
     assert (grid.cut, grid.inner.counts, grid.columns.counts) == (Cut.GRID, (20, 17, 0), (20,))
@@ -286,6 +291,8 @@ OF_ENCODERS = [
     ((*ATTENTION, "heads"), [[0, 3], [3, 5], [5, 5]]), ((*ATTENTION, "heads"), [3, 2]), ((*ATTENTION, "heads"), 5),
     ((*ATTENTION, "heads"), [3, -1, 3]), ((*ATTENTION, "heads"), [2.5, 2.5, 0]), ((*ATTENTION, "output"), [20, 0, 0]),
     ((*LAST, "attention", "output"),), ((*LAST, "attention", "output"), [20]), (MLP, GRID | {"columns": [37]}),
+    ((*ATTENTION, "groups"), 2), (ATTENTION, {"cut": "to_rows", "heads": [3, 2, 0]}),
+    (ATTENTION, {"cut": "to_rows", "heads": [3, 2, 0], "rows": [1, 1, 1], "groups": 0}),
     (MLP, {"cut": "grid", "columns": [20, 17, 0]}), (MLP, GRID | {"output": []}), (MLP, GRID | {"keys": []}),
 ]  # fmt: skip
 OF_NETWORKS = [
