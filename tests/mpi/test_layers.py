@@ -11,7 +11,7 @@ from solver.base.spans import Partition
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.blocks import Cut
 from solver.plan.file import read_plan
-from solver.plan.plan import BlockPlan, Keys, Plan, StreamLayout, Wire, layer_by_rows
+from solver.plan.plan import BlockPlan, Keys, Plan, Wire, layer_by_rows
 from solver.plan.routes import Route
 from solver.schedule.encoders.cost import predict
 from tests import sweeps
@@ -146,14 +146,15 @@ def test_gathering_the_input_sends_a_row_once_a_layer(wire, world):
 
 
 @pytest.mark.parametrize(
-    ("wire", "groups", "kind"), sized(sweeps.cycled(6, [Wire.FLOAT32, Wire.FLOAT16, Wire.INT8], [1, 2, 4], KINDS), 3)
+    ("attention", "mlp", "wire", "kind"),
+    sized(sweeps.cycled(14, CUTS, [*CUTS[3:], *CUTS[:3]], [Wire.FLOAT32, Wire.FLOAT16, Wire.INT8], KINDS), 7),
+    ids=called,
 )
-def test_contexts_to_the_owners_of_rows_are_the_bytes_that_the_price_says(wire, groups, kind, world):
-    """Heads and rows in shares of their own, group by group; what rank 0 hands out and gets back besides."""
+def test_bytes_are_those_that_the_price_says(attention, mlp, wire, kind, world):
+    """Every pair of cuts, of routes and groups of heads at random; with what rank 0 hands out and gets back."""
     rng = np.random.default_rng(8)
-    attention, mlp = random_layer(POST, (Cut.TO_ROWS, StreamLayout.ROWS), CUTS[0], kind, world.size, rng)
-    layer = replace(attention, groups=groups), mlp
-    stack = check(POST, [layer] * POST.layers, [40], world, wire=wire, atol=0.3)
+    layers = [random_layer(POST, attention, mlp, kind, world.size, rng) for _ in range(POST.layers)]
+    stack = check(POST, layers, [40], world, wire=wire, atol=0.4, tile_rows=7)
 
     sent = sum(world.on_all(lambda: stack.meter.sent_bytes))
     cluster = Cluster(tuple(Device(name, 1e10, GIB) for name in stack.plan.devices), Link(1e8, 1e-4))
