@@ -222,23 +222,30 @@ def test_a_change_of_plan_between_tokens_changes_no_token(name, seed, cache, bac
 
     def answered(changes):
         def lead(ranks, embedding):
-            generation = Generation(model, ranks, embedding, None, Wishes(Ending(12), GREEDY), speculates=False)
-            passes, compute = [], ranks.compute
+            generation = Generation(model, ranks, embedding, None, Wishes(Ending(24), GREEDY), speculates=False)
+            passes, to_come, compute = [], plans[1:] * changes, ranks.compute
 
             def changing(*args, **options):
                 best = compute(*args, **options)
                 passes.append(best)
-                if changes and len(passes) in (4, 7, 9):
-                    generation.change(plans[1 + (4, 7, 9).index(len(passes))])
+                if len(passes) > 3 and to_come and not ranks.coming:
+                    ranks.prepare(to_come.pop(0), budget_s=60.0)
+                    passes[:] = [best] * 4
+                while ranks.coming and len(passes) > 6 and not ranks.work():
+                    world.pause()  # one without a share may be slower than many passes
                 return best
 
             ranks.compute = changing
             asked = [Prompt(number, tokens) for number, tokens in enumerate(prompts)]
-            return {answer.prompt.id: answer.text.tokens for answer in generation.answer(asked)}
+            found = {answer.prompt.id: answer.text.tokens for answer in generation.answer(asked)}
+            assert not to_come
+            return found, ranks.share.passes.plan
 
         return on_ranks(world, weights, plans[0], lead, backend=backend)
 
-    assert answered(changes=True) == answered(changes=False)
+    tokens, plan = answered(changes=True)
+    assert plan == plans[-1]
+    assert (tokens, plans[0]) == answered(changes=False)
 
 
 def answered(world, weights, plan, prompts, gone=lambda prompt: False, said=lambda answer, text: None):

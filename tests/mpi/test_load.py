@@ -1,11 +1,12 @@
 """A rank's share, from its own file or from rank 0, is what the plan says and what the file holds."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
-from hepti_mpi import job
-from hepti_mpi.engine import load
-from hepti_mpi.engine.load import KnownModel
+from hepti_mpi.engine import layers, load
+from hepti_mpi.engine.load import open_source
 from solver.base.errors import HeptiError
 from solver.base.spans import Partition, Span
 from solver.cluster.cluster import GIB, Cluster, Device, Link
@@ -34,7 +35,7 @@ def setups(folder, world):
         with WeightsFile(folder / "0.h5") as file:
             fingerprint = file.fingerprint
         name = "none.h5" if world.rank not in with_file else "0.h5" if world.rank == 0 else f"{seed}.h5"
-        return KnownModel(folder / name, fingerprint, spec)
+        return folder / name, fingerprint, spec
 
     return make
 
@@ -69,8 +70,8 @@ def sub_blocks(ranks):
 
 def load_share(model, world, plan=None):
     """Load what the rank holds of a plan, else the mixed one, as weights, not yet as kernels."""
-    plans = [plan or mixed_plan(world.size)]
-    return job.load_share(model, plans, lambda share, weights: weights, world, None)[0]
+    plans, (path, fingerprint, spec) = [plan or mixed_plan(world.size)], model
+    return layers.load(open_source(WeightsFile, path, fingerprint, world), spec, plans, lambda share, weights: weights)
 
 
 def expected_block(spec, layer, share):
@@ -85,18 +86,19 @@ def expected_block(spec, layer, share):
 
 
 def check(loaded, plan, world, spec=POST):
-    assert {layer: (*blocks,) for layer, blocks in loaded.layers.items()} == layer_shares(spec, plan, world.rank)
-    for layer, blocks in loaded.layers.items():
+    ends, held = loaded
+    assert {layer: (*blocks,) for layer, blocks in held.items()} == layer_shares(spec, plan, world.rank)
+    for layer, blocks in held.items():
         for share, weights in blocks.items():
             wanted = expected_block(spec, layer, share)
             for part, values in wanted.items():
                 np.testing.assert_array_equal(weights[part], values)
             assert not any(weights[part].size for part in {"into", "into_bias", "out"} - {*wanted})
     # Embeddings and heads are rank 0's alone.
-    ends = {name: values for name, values in tensors_of(spec).items() if not name.startswith("layers/")}
-    assert loaded.ends.keys() == (ends.keys() if world.rank == 0 else set())
-    for name, values in loaded.ends.items():
-        np.testing.assert_array_equal(values, ends[name])
+    wanted = {name: values for name, values in tensors_of(spec).items() if not name.startswith("layers/")}
+    assert ends.keys() == (wanted.keys() if world.rank == 0 else set())
+    for name, values in ends.items():
+        np.testing.assert_array_equal(values, wanted[name])
 
 
 @pytest.mark.parametrize("who", sized(["every second", "all", "rank 0 alone"], 3))
@@ -123,7 +125,13 @@ def test_rank_0_sends_a_share_in_bounded_pieces(setups, world, monkeypatch):
     monkeypatch.setattr(load, "STREAM_BYTES", limit := 2000)
     model = setups([0])
     send, sizes = world.weights.send, []
-    monkeypatch.setattr(world.weights, "send", lambda array, to: (sizes.append(array.nbytes), send(array, to)))
+
+    def sent(message, to):
+        if isinstance(message, np.ndarray):
+            sizes.append(message.nbytes)
+        send(message, to)
+
+    monkeypatch.setattr(world.weights, "send", sent)
 
     check(load_share(model, world), mixed_plan(world.size), world)
 
@@ -144,10 +152,11 @@ def test_another_file_than_rank_0s_is_refused_on_all_ranks(setups, world):
 
 
 def test_progress_counts_every_byte_of_the_share(setups, world):
-    model, done = setups(range(world.size)), []
+    (path, *_), done = setups(range(world.size)), []
 
-    with WeightsFile(model.path) as file:
+    with WeightsFile(path) as file:
         plans = [mixed_plan(world.size)]
-        load.load(load.WeightsSource(world, file), POST, plans, lambda share, weights: weights, done.append)
+        source, bar = load.WeightsSource(world, file), nullcontext(done.append)
+        layers.load(source, POST, plans, lambda share, weights: weights, bar)
 
-    assert sum(done) == weights_bytes(POST, mixed_plan(world.size), world.rank)
+    assert sum(done) == weights_bytes(POST, mixed_plan(world.size), world.rank) == source.got_bytes
