@@ -85,7 +85,6 @@ def measured_cluster(net: ConvNet, backend: str, group: Group, leader: NetworkLe
 def follow(held: HeldPlans, group: Group) -> None:
     """Compute with the other ranks what rank 0 orders, until it orders no more."""
     while (order := group.orders.take(held.preparation.step)) is not None:
-        compute_s, tells = 0.0, isinstance(order, PreparePlan)
         if isinstance(order, BatchOrder):
             held.own(group.rank).run(counts=order.count)
         elif isinstance(order, SumsOrder):
@@ -93,7 +92,7 @@ def follow(held: HeldPlans, group: Group) -> None:
         elif isinstance(order, PreparePlan | HoldPlan):
             held.change(order)
         else:
-            compute_s, tells = held.of(order.number).run(counts=order.counts), order.tell
-        if tells:
-            held.preparation.work()
-            group.reports.send((group.rank, compute_s, held.preparation.ready), [0])
+            compute_s = held.of(order.number).run(counts=order.counts)
+            if order.tell:
+                group.reports.send((group.rank, compute_s), [0])
+                held.preparation.work()

@@ -257,7 +257,7 @@ class NetworkLeader(Speaker):
         while order is not None:
             self._group.orders.send(order, self._group.others())
             held.change(order)
-            order = self._prepared(held, self._told(held)) if isinstance(order, PreparePlan) else None
+            order = self._prepared(held) if isinstance(order, PreparePlan) else None
 
     def _after_trials(self) -> HoldPlan | None:
         """Return the order to hold the fastest plan alone, if the last image was the last to be tried."""
@@ -266,26 +266,13 @@ class NetworkLeader(Speaker):
         self._turns.took(self._image_s, self._turns.plans[self._turns.number].predicted_s)
         return HoldPlan(self._turns.number) if self._turns.settled else None
 
-    def _told(self, held: HeldPlans) -> Sequence[tuple[int, float, bool]]:
-        """Work on a plan to come as all do; return who computed how long, and whether it has what that needs."""
-        held.preparation.work()
-        return [self._group.reports.take() for _ in self._group.others()]
-
     def _followed(self, held: HeldPlans) -> PreparePlan | HoldPlan | None:
         """Return the order to prepare another plan, if what ranks computed says so, or to hold one that all have."""
-        told = self._told(held)
-        return self._prepared(held, told) if len(held.all) > 1 else self._decided({rank: s for rank, s, _ in told})
-
-    def _prepared(self, held: HeldPlans, told: Sequence[tuple[int, float, bool]]) -> HoldPlan | None:
-        """Return the order to hold the plan that was prepared, if all have what it needs."""
-        if not (held.preparation.ready and all(ready for *_, ready in told)):
-            return None
-        self._plan = held.all[-1].plan
-        return HoldPlan(len(held.all) - 1)
-
-    def _decided(self, told: Mapping[int, float]) -> PreparePlan | None:
-        """Return the order to prepare another plan, if what other ranks computed says so."""
         assert self._follower is not None
+        told = dict(self._group.reports.take() for _ in self._group.others())
+        if len(held.all) > 1:
+            held.preparation.work()
+            return self._prepared(held)
         compute_s = [told.get(rank, self._own_s) for rank in range(self._group.size)]
         change = self._follower.took(compute_s, self._image_s)
         if change is not None:
@@ -295,6 +282,13 @@ class NetworkLeader(Speaker):
             lines = [entry["line"] for entry in self._changes]
             self._watch.show(network_picture(self._net, self._follower, compute_s, self._image_s, lines))
         return PreparePlan(change.plan, change.before_s) if change is not None and change.taken else None
+
+    def _prepared(self, held: HeldPlans) -> HoldPlan | None:
+        """Return the order to hold the plan that was prepared, if all have what it needs."""
+        if not held.preparation.ready:
+            return None
+        self._plan = held.all[-1].plan
+        return HoldPlan(len(held.all) - 1)
 
     def close(self, ranks: Sequence[dict[str, Any]], places: Sequence[Place]) -> int:
         """Write and show what was asked for; return the exit code.

@@ -126,7 +126,6 @@ class Ranks:
         self._group, self._direct, self._coding = group, direct, coding
         self._preparation = Preparation(source) if source else None
         self._coming: DecoderShare | None = None  # of a plan that is prepared
-        self._ready = set[int]()  # on rank 0, who has what that needs
         self.compute_s = 0.0
         self.pass_s, self.told_s, self.sent_bytes = (np.zeros(group.size) for _ in range(3))
         self.passes_s = 0.0
@@ -225,8 +224,8 @@ class Ranks:
         assert self._preparation is not None
         passes = replace(self.share.passes, plan=plan)
         self._coming = Share(passes, self.share.rank, self.share, backend=self.share.backend)
-        self._ready = set()
         self._preparation.begin(self._coming.lacking(), budget_s)
+        self._preparation.work()
 
     @property
     def coming(self) -> bool:
@@ -234,16 +233,11 @@ class Ranks:
         return self._coming is not None
 
     def work(self) -> bool:
-        """Work on a plan that is prepared; return, on rank 0, whether all ranks have what it needs."""
+        """Work on a plan that is prepared; return whether this rank, on rank 0 whether every one, has what it needs."""
         if self._preparation is None or self._coming is None:
             return False
         self._preparation.work()
-        if self._preparation.ready and self._group.rank not in self._ready:
-            self._ready.add(self._group.rank)
-            self._group.reports.send(None, [0])
-        while self._group.rank == 0 and (found := self._group.reports.poll()) is not None:
-            self._ready.add(found[0])
-        return len(self._ready) == self._group.size
+        return self._preparation.ready
 
     def change(self, kept: Sequence[int]) -> None:
         """Go on with the plan that was prepared, on all ranks; rank 0 calls it.

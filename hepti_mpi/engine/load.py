@@ -76,6 +76,7 @@ class WeightsSource:
     def __init__(self, group: Group, file: ModelFile | None, without_file: Sequence[int] = ()) -> None:
         self.group, self.file, self.without_file = group, file, without_file
         self.got_bytes = 0
+        self._number = 0  # of what is got: what is said of another was given up
         self._done: Done = lambda size: None
         self._odd_types: Mapping[str, np.dtype[np.generic]] = {}
         if without_file:
@@ -91,9 +92,12 @@ class WeightsSource:
             self.file.close()
 
     def complete(self, lacking: Iterable[Lacking | None], bar: AbstractContextManager[Done] | None = None) -> None:
-        """Get all that this rank lacks, and send to others what they ask for; a step of all ranks.
+        """Do at once all that `get` does, the next thing read, or asked for, while something is made of the one before.
 
-        `bar` gives what is called with the bytes of what this rank has got or sent.
+        Parameters
+        ----------
+        bar
+            Gives what is called with the bytes of what this rank has got or sent.
 
         Raises
         ------
@@ -105,28 +109,23 @@ class WeightsSource:
         def run() -> None:
             try:
                 with freed_at_once(), bar or nullcontext(quiet) as self._done:
-                    self._run(self.get(lacking, ahead=True))
+                    for worked in self.get(lacking, ahead=True):
+                        if not worked:
+                            self.group.pause()
             except HeptiError as error:
                 if self.without_file and self.group.rank in (0, *self.without_file):
                     self.group.abort(str(error), code=2)
+                self._say(None)
                 raise
             finally:
                 self._done = quiet
 
         self.group.on_all(run)
 
-    def _run(self, own: Iterator[bool]) -> None:
-        for sent in self.serve():  # first what others wait for
-            if not sent and not next(own, False):
-                self.group.pause()
-        for got in own:
-            if not got:
-                self.group.pause()
-        if self.file is None:
-            self._ask(None)
-
     def get(self, lacking: Iterable[Lacking | None], *, ahead: bool = False) -> Iterator[bool]:
-        """Get what is lacking, in bounded pieces of work; yield whether there was something to do.
+        """Get what is lacking, and on rank 0 send others what they lack, in bounded pieces of work; all ranks do so.
+
+        Yield whether there was something to do. It ends when this rank has got all; on rank 0 when all ranks have.
 
         Parameters
         ----------
@@ -135,6 +134,15 @@ class WeightsSource:
         ahead
             Whether the next one is read, by a thread, or asked for while something is made of the one before.
         """
+        self._number += 1
+        return self._both(self._get(lacking, ahead=ahead))
+
+    def _both(self, own: Iterator[bool]) -> Iterator[bool]:
+        for sent in self._serve():  # what others wait for comes first
+            yield sent or next(own, False)
+        yield from own
+
+    def _get(self, lacking: Iterable[Lacking | None], *, ahead: bool) -> Iterator[bool]:
         begun: Iterable[tuple[Lacking | None, Iterable[bool]]] = ((own, self._filling(own)) for own in lacking)
         if ahead:
             begun = _one_ahead(begun) if self.file is None else _ahead(partial(_filled, *own) for own in begun)
@@ -147,6 +155,7 @@ class WeightsSource:
                 self._done(size)
             yield own is not None
             del own, filling  # or the arrays would be held while the next but one is read
+        self._say(None)
 
     def _filling(self, lacking: Lacking | None) -> Iterable[bool]:
         """Return what fills arrays, a bounded part at a time; ask for it where the file is not here."""
@@ -155,22 +164,22 @@ class WeightsSource:
             file = self.file
             return (True for piece, out in places for _ in file.read_pieces(piece, STREAM_BYTES, out))
         if places:
-            self._ask([piece for piece, _ in places])
+            self._say([piece for piece, _ in places])
         return (here for _, out in places for here in self.group.weights.fill(out))
 
-    def _ask(self, slices: Sequence[TensorSlice] | None) -> None:
-        """Tell rank 0 which slices this rank wants next; None: no more."""
-        self.group.weights.send(slices, [0])
+    def _say(self, slices: Sequence[TensorSlice] | None) -> None:
+        """Tell rank 0 which slices it has to send next; None: this rank has all."""
+        self.group.weights.send((self._number, slices), [0])
 
-    def serve(self) -> Iterator[bool]:
-        """Send others what they ask for, until all have said that they need no more; on rank 0, elsewhere nothing."""
-        mail, left = self.group.weights, len(self.without_file) * (self.group.rank == 0)
+    def _serve(self) -> Iterator[bool]:
+        """Send others what they ask for, until all have all; on rank 0, elsewhere nothing."""
+        mail, left = self.group.weights, (self.group.size - 1) * (self.group.rank == 0)
         while left:
             if (found := mail.poll()) is None:
                 yield False
                 continue
-            peer, slices = found
-            left -= slices is None
+            peer, (number, slices) = found
+            left -= number == self._number and slices is None
             for block in self._read(slices or ()):
                 while mail.leaving() > UNDERWAY:
                     yield False
@@ -186,34 +195,36 @@ class WeightsSource:
 
 
 class Preparation:
-    """What ranks do between requests for a plan to come: each gets what it lacks, and rank 0 serves others.
+    """What ranks do between requests for a plan to come: get what they lack, a piece at a time.
 
     Attributes
     ----------
     ready
-        Whether this rank has all that it lacked.
+        Whether this rank has all; on rank 0, whether all ranks have.
     """
 
     def __init__(self, source: WeightsSource) -> None:
-        self._source, self._serving = source, source.serve()
-        self._own: Iterator[bool] = iter(())
-        self.ready, self._budget_s = True, 0.0
+        self._source, self._budget_s, self.ready = source, 0.0, True
+        self._work: Iterator[bool] = iter(())
 
     def begin(self, lacking: Iterable[Lacking | None], budget_s: float = 0.0) -> None:
-        """Begin to get something, for which each request may wait for so long; what is still lacking is given up."""
-        self._own, self.ready, self._budget_s = self._source.get(lacking), False, budget_s
+        """Begin, each request waiting for so long at most; what is still lacking from before is given up."""
+        self._work, self._budget_s, self.ready = self._source.get(lacking), budget_s, False
 
     def step(self) -> bool:
-        """Do a bounded piece of the work, for this rank and for those that it serves; return whether any was done."""
-        got, sent = next(self._own, None), next(self._serving, False)
-        self.ready = self.ready or got is None
-        return bool(got or sent)
+        """Do a bounded piece; return whether there was any."""
+        worked = next(self._work, None)
+        self.ready = worked is None
+        return bool(worked)
 
     def work(self) -> None:
-        """Do a piece, and others for as long as a request may wait."""
+        """Do a piece, and others for as long as a request may wait: for other ranks, too."""
         until = clock.now() + self._budget_s
-        while self.step() and clock.now() < until:
-            pass
+        worked = self.step()
+        while not self.ready and clock.now() < until:
+            if not worked:
+                self._source.group.pause()
+            worked = self.step()
 
 
 def open_source(opened: Callable[[Path], ModelFile], path: Path, fingerprint: str, group: Group) -> WeightsSource:

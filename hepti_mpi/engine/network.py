@@ -58,7 +58,7 @@ class ImageOrder:
     counts
         Whether the image counts in the report.
     tell
-        Whether ranks tell how long they computed, and whether they have what a plan to come needs.
+        Whether ranks tell how long they computed.
     number
         Under which of the plans that ranks hold.
     """
@@ -308,6 +308,7 @@ class HeldPlans:
         """Do what rank 0 says about plans."""
         if isinstance(order, PreparePlan):
             self.preparation.begin(self._begun(order.plan), order.budget_s)
+            self.preparation.work()
         else:
             self._held = [self._held[order.number]]
             give_back()
