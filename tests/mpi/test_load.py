@@ -5,6 +5,8 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
+from hepti_mpi.base.lacking import Lacking
+from hepti_mpi.comm import group as comm
 from hepti_mpi.engine import layers, load
 from hepti_mpi.engine.load import open_source
 from solver.base.errors import HeptiError
@@ -12,12 +14,13 @@ from solver.base.spans import Partition, Span
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.sublayers import HALVES
 from solver.plan.changes import layer_shares
-from solver.plan.holdings import weights_bytes
+from solver.plan.holdings import TensorSlice, weights_bytes
 from solver.plan.plan import Plan, Stage
 from solver.schedule.encoders.stages import chain_of_sublayers
 from tests import sweeps
 from tests.kit.decoupled import random_layers
 from tests.kit.encoders import CUTS, POST, TEXTS, plan_of, random_layer, tensors_of
+from tests.kit.in_memory import InMemory
 from tests.kit.sized import called, sized
 from weights.file.store import WeightsFile
 from weights.synthesize import synthesize
@@ -141,14 +144,42 @@ def test_rank_0_sends_a_share_in_bounded_pieces(setups, world, monkeypatch):
 
 
 @pytest.mark.sizes
-def test_another_file_than_rank_0s_is_refused_on_all_ranks(setups, world):
-    model = setups(range(world.size), seed=1)
+@pytest.mark.parametrize("lacks", [[], [1]])
+def test_another_file_than_rank_0s_is_refused_on_all_ranks(lacks, setups, world):
+    """Also where another rank has none, and waits for nothing."""
+    has = [rank for rank in range(world.size) if rank not in lacks]
+    model = setups(has, seed=1)
 
-    if world.size == 1:
+    if len(has) == 1:
         check(load_share(model, world), mixed_plan(world.size), world)
         return
-    with pytest.raises(HeptiError, match=r"1\.h5 differs .* \(rank 1\)"):
+    with pytest.raises(HeptiError, match=rf"1\.h5 differs .* \(rank {has[1]}\)"):
         load_share(model, world)
+
+
+class Damaged(InMemory):
+    def read_pieces(self, piece, bytes_limit, out=None):
+        raise HeptiError(f"{piece.name} is damaged")
+
+
+@pytest.mark.sizes
+@pytest.mark.parametrize("lacks", [[], [1]])
+def test_a_file_that_is_damaged_is_complained_of_on_all_ranks(lacks, world):
+    """And nobody waits for its rank."""
+    tensors, last = {"a": np.ones((9, 5), np.float32), "b": np.zeros(4, np.float32)}, world.size - 1
+    without = [rank for rank in lacks if rank < last]
+    file = (Damaged if world.rank == last else InMemory)(tensors.__getitem__)
+    source = load.WeightsSource(comm.world(), None if world.rank in without else file, without)
+    places = {name: np.empty_like(array) for name, array in tensors.items()}
+    lacking = (
+        Lacking([(TensorSlice(name, Span(0, len(out)), out.shape), out)], lambda: None) for name, out in places.items()
+    )
+
+    with pytest.raises(HeptiError, match=f"a is damaged{f' .rank {last}.' * (last > 0)}"):
+        source.complete(lacking)
+
+    for name, array in tensors.items() if world.rank != last else ():
+        np.testing.assert_array_equal(places[name], array)
 
 
 def test_progress_counts_every_byte_of_the_share(setups, world):
