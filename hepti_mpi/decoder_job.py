@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hepti_mpi import defaults
@@ -16,7 +15,7 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.wires import coding
 from hepti_mpi.decoding.rank_report import rank_report
 from hepti_mpi.decoding.ranks import DecoderShare, Ranks
-from hepti_mpi.engine.rank_file import RankFile
+from hepti_mpi.engine.load import WeightsSource, open_source
 from hepti_mpi.kernels.backends import agree, backend, of_all
 from hepti_mpi.measure.room import check_room
 from hepti_mpi.program.share import Share
@@ -58,11 +57,13 @@ def run(options: argparse.Namespace, group: Group) -> int:
         check_room(model.name, leader.needed_bytes if leader else None, group)
         if leader:
             leader.introduce(places, [*notes, *leader.kernels_note(of_all(names))])
-    load = partial(load_share, path, fingerprint, model, computes, group)
     started = clock.now()
-    share = load(plan, progress=leader.progress if leader else None)
+    source = open_source(DecoderFile, path, fingerprint, group)
+    share = load_share(source, model, computes, plan, leader.progress if leader else None)
     load_s = group.slowest(clock.now() - started)
-    ranks = Ranks(share, group, Direct(group), coding(plan.wire, backend(computes).cast), load)
+    if options.replan != "auto":  # nothing is read any more
+        source.close()
+    ranks = Ranks(share, group, Direct(group), coding(plan.wire, backend(computes).cast), source)
     # What is there now stays: the garbage collector need not look through it.
     gc.freeze()
     group.traffic.reset()
@@ -91,23 +92,12 @@ def measured_cluster(
 
 
 def load_share(
-    path: Path,
-    fingerprint: str,
-    model: Decoder,
-    backend: str,
-    group: Group,
-    plan: DecoderPlan,
-    before: DecoderShare | None = None,
-    *,
-    progress: Progress | None = None,
+    source: WeightsSource, model: Decoder, backend: str, plan: DecoderPlan, progress: Progress | None
 ) -> DecoderShare:
-    """Load this rank's share, from its own file or, where it has none, from rank 0; a step of all ranks.
-
-    What it has under the plan before, it takes over. The `progress` shows how it gets on.
-    """
-    source = RankFile(DecoderFile, path, fingerprint, group)
-    total = sum(stored_bytes(model, plan, rank) for rank in {group.rank, *source.without_file})
-    bar = progress("loading", total) if progress else None
-    share = source.load(lambda: Share(DecoderPasses(model, plan), group.rank, source, before, backend=backend), bar)
+    """Load this rank's share; a step of all ranks. The `progress` shows how it gets on."""
+    rank = source.group.rank
+    total = sum(stored_bytes(model, plan, each) for each in {rank, *source.without_file})
+    share = Share(DecoderPasses(model, plan), rank, backend=backend)
+    source.complete(share.lacking(), progress("loading", total) if progress else None)
     large_pages()
     return share

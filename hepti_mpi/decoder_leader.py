@@ -269,10 +269,7 @@ class DecoderLeader(Speaker):
                 return None
             self._changes.append(change.to_table(len(self._answers)))
             self.say(change.line)
-            if not change.taken:
-                return None
-            self._plan = change.plan
-            return change.plan
+            return change.plan if change.taken else None
 
         return follow
 
@@ -280,7 +277,8 @@ class DecoderLeader(Speaker):
         """Write and show what was asked for; return the exit code."""
         from solver.plan.writing import plan_table
 
-        options, plan, model = self._options, self._plan, self._model
+        options, model = self._options, self._model
+        plan = self._plan = self._ranks.share.passes.plan
         table = plan_table(plan, model)
         predicted = self._predicted()
         here = runs_here(plan.devices, places)
@@ -375,7 +373,7 @@ class DecoderLeader(Speaker):
         """Return what a program may want to know of this run."""
         from solver.plan.writing import plan_table
 
-        ranks, plan = self._ranks, self._plan
+        ranks, plan = self._ranks, self._ranks.share.passes.plan
         each = zip(plan.devices, ranks.told_s.tolist(), ranks.sent_bytes.tolist(), strict=True)
         return {
             "model": self._model.name,

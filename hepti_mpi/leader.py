@@ -19,7 +19,6 @@ from hepti_mpi import defaults
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.hosts import Place
 from hepti_mpi.engine.engine import Engine
-from hepti_mpi.engine.load import KnownModel
 from hepti_mpi.engine.stack import PlanOrder, Stack
 from hepti_mpi.kernels import embeddings
 from hepti_mpi.live.conductor import Conductor
@@ -54,6 +53,7 @@ from solver.base.front import program
 from solver.base.phrases import percent
 from solver.cluster.cluster import Cluster
 from solver.model.precision import PRECISIONS
+from solver.model.spec import ModelSpec
 from solver.plan.changes import all_bytes
 from solver.plan.plan import Plan, Wire
 from solver.plan.writing import plan_table
@@ -100,8 +100,8 @@ class Leader(Speaker):
         self._sums: Sums | None = None  # then, too
         self._watch = Watch(self.console) if options.watch else None
 
-    def read(self) -> KnownModel:
-        """Read what is asked, of which model.
+    def read(self) -> tuple[Path, ModelSpec, str]:
+        """Read what is asked, of which model; return its file, what it is, and its fingerprint.
 
         Raises
         ------
@@ -128,7 +128,7 @@ class Leader(Speaker):
         complain = self._ahead.complain if self._serves else self._complain
         self._reader = Reader(self._spec, tokenizer, complain, by_id=by_id, images=images)
         self._requests = [] if self._serves else self._read()
-        return KnownModel(path.absolute(), fingerprint, self._spec)
+        return path.absolute(), self._spec, fingerprint
 
     @property
     def needs_profile(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hepti_mpi import defaults
@@ -13,10 +12,9 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.trace import Trace
 from hepti_mpi.comm.wires import coding
 from hepti_mpi.engine.flow import BatchOrder
-from hepti_mpi.engine.network import HeldPlans, NetworkShare
-from hepti_mpi.engine.rank_file import RankFile
+from hepti_mpi.engine.load import open_source
+from hepti_mpi.engine.network import HeldPlans, HoldPlan, NetworkShare, PreparePlan
 from hepti_mpi.kernels.backends import agree, backend, graph_maker, of_all
-from hepti_mpi.kernels.slab import MakeBind
 from hepti_mpi.live.sums import SumsOrder
 from hepti_mpi.measure.profile_network import network_fingerprint, profile_network
 from hepti_mpi.measure.room import check_room
@@ -24,7 +22,7 @@ from hepti_mpi.report.ranks import network_rank_report
 from hepti_mpi.report.trace_file import write_trace
 from solver.cluster.cluster import Cluster
 from solver.model.convnet import ConvNet
-from solver.plan.segments import SegmentPlan
+from solver.schedule.networks.segment_steps import weights_of
 from weights.file.networks import NetworkFile
 
 if TYPE_CHECKING:
@@ -57,7 +55,14 @@ def run_network(options: argparse.Namespace, group: Group) -> int:
             leader.introduce(places, [*notes, *leader.kernels_note(of_all(names))])
     group.coding = coding(plans[0].wire, backend(computes).cast)
     trace = Trace() if options.trace else None
-    held = HeldPlans(plans, partial(load_share, path, fingerprint, net, make, group), trace)
+    source = open_source(NetworkFile, path, fingerprint, group)
+    held = HeldPlans(lambda plan, before: NetworkShare(net, plan, group, make, before), source, trace,
+                     changes=options.replan == "auto")  # fmt: skip
+    for plan in plans:
+        total = sum(weights_of(net, plan)[rank] for rank in {group.rank, *source.without_file})
+        held.load(plan, leader.progress("loading", total) if leader else None)
+    if options.replan != "auto":  # nothing is read any more
+        source.close()
     if leader:
         leader.lead(held)
     else:
@@ -77,26 +82,17 @@ def measured_cluster(net: ConvNet, backend: str, group: Group, leader: NetworkLe
     return defaults.kept_profile(network_fingerprint(net, group, backend), group, measure, say, anew=anew)
 
 
-def load_share(
-    path: Path, fingerprint: str, net: ConvNet, make: MakeBind, group: Group, plan: SegmentPlan
-) -> NetworkShare:
-    """Load this rank's share of a plan, from its own file or, where it has none, from rank 0; a step of all ranks."""
-    source = RankFile(NetworkFile, path, fingerprint, group)
-    return source.load(lambda: NetworkShare(net, plan, group, source.read, make))
-
-
 def follow(held: HeldPlans, group: Group) -> None:
     """Compute with the other ranks what rank 0 orders, until it orders no more."""
-    while (order := group.orders.take()) is not None:
+    while (order := group.orders.take(held.preparation.step)) is not None:
         if isinstance(order, BatchOrder):
             held.own(group.rank).run(counts=order.count)
-            continue
-        if isinstance(order, SumsOrder):
+        elif isinstance(order, SumsOrder):
             group.sums.send(held.of(0).meter, [0])
-            continue
-        if order.stays:
-            held.change(order.number, order.plan)
-            continue
-        compute_s = held.of(order.number).run(counts=order.counts)
-        if order.tell:
-            group.reports.send((group.rank, compute_s), [0])
+        elif isinstance(order, PreparePlan | HoldPlan):
+            held.change(order)
+        else:
+            compute_s = held.of(order.number).run(counts=order.counts)
+            if order.tell:
+                group.reports.send((group.rank, compute_s), [0])
+                held.preparation.work()

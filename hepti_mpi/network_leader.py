@@ -16,7 +16,7 @@ from rich.console import Console
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.hosts import Place
 from hepti_mpi.defaults import READ_BYTES_PER_S
-from hepti_mpi.engine.network import HeldPlans, ImageOrder
+from hepti_mpi.engine.network import HeldPlans, HoldPlan, ImageOrder, PreparePlan
 from hepti_mpi.live.sums import Sums
 from hepti_mpi.network_flow import ImageFlow
 from hepti_mpi.report import tables
@@ -253,22 +253,26 @@ class NetworkLeader(Speaker):
 
     def _change(self, held: HeldPlans) -> None:
         """Change the plan on all ranks, if what the last image took says so."""
-        order = self._after_trials() if self._follower is None else self._followed()
-        if order is not None:
+        order = self._after_trials() if self._follower is None else self._followed(held)
+        while order is not None:
             self._group.orders.send(order, self._group.others())
-            held.change(order.number, order.plan)
+            held.change(order)
+            order = self._prepared(held) if isinstance(order, PreparePlan) else None
 
-    def _after_trials(self) -> ImageOrder | None:
+    def _after_trials(self) -> HoldPlan | None:
         """Return the order to hold the fastest plan alone, if the last image was the last to be tried."""
         if self._turns is None or self._turns.settled:
             return None
         self._turns.took(self._image_s, self._turns.plans[self._turns.number].predicted_s)
-        return ImageOrder(number=self._turns.number, stays=True) if self._turns.settled else None
+        return HoldPlan(self._turns.number) if self._turns.settled else None
 
-    def _followed(self) -> ImageOrder | None:
-        """Return the order to hold another plan, if what ranks computed says so."""
+    def _followed(self, held: HeldPlans) -> PreparePlan | HoldPlan | None:
+        """Return the order to prepare another plan, if what ranks computed says so, or to hold one that all have."""
         assert self._follower is not None
         told = dict(self._group.reports.take() for _ in self._group.others())
+        if len(held.all) > 1:
+            held.preparation.work()
+            return self._prepared(held)
         compute_s = [told.get(rank, self._own_s) for rank in range(self._group.size)]
         change = self._follower.took(compute_s, self._image_s)
         if change is not None:
@@ -277,10 +281,14 @@ class NetworkLeader(Speaker):
         if self._watch:
             lines = [entry["line"] for entry in self._changes]
             self._watch.show(network_picture(self._net, self._follower, compute_s, self._image_s, lines))
-        if change is None or not change.taken:
+        return PreparePlan(change.plan, change.before_s) if change is not None and change.taken else None
+
+    def _prepared(self, held: HeldPlans) -> HoldPlan | None:
+        """Return the order to hold the plan that was prepared, if all have what it needs."""
+        if not held.preparation.ready:
             return None
-        self._plan = change.plan
-        return ImageOrder(plan=change.plan, stays=True)
+        self._plan = held.all[-1].plan
+        return HoldPlan(len(held.all) - 1)
 
     def close(self, ranks: Sequence[dict[str, Any]], places: Sequence[Place]) -> int:
         """Write and show what was asked for; return the exit code.

@@ -12,7 +12,7 @@ import numpy as np
 from hepti_mpi.comm.mpi import MPI, Tag
 from hepti_mpi.comm.trace import Trace
 from solver.base import clock
-from solver.base.arrays import Array
+from solver.base.arrays import Numbers
 
 Value = TypeVar("Value")
 Meanwhile = Callable[[], bool]
@@ -70,7 +70,7 @@ class Traffic:
 
 
 class Mailbox:
-    """Messages of one kind, objects or float32 arrays; each lies there until its receiver takes it.
+    """Messages of one kind, objects or arrays; each lies there until its receiver takes it.
 
     Who waits for one looks every `pause_s` seconds at least; `traffic` counts the wait.
     """
@@ -101,12 +101,12 @@ class Mailbox:
         """Wait for a message and return what it says; `meanwhile` as in `Traffic.wait`."""
         return self._traffic.wait(self.poll, self._pause_s, meanwhile)[1]
 
-    def fill(self, out: Array) -> Iterator[bool]:
-        """Fill an array with those that come, one behind the other; yield whether the next was here."""
-        flat, status = out.reshape(-1, copy=False), MPI.Status()
+    def fill(self, out: Numbers) -> Iterator[bool]:
+        """Fill an array with the bytes that come, one message behind the other; yield whether the next was here."""
+        flat, status = out.reshape(-1, copy=False).view(np.uint8), MPI.Status()
         while flat.size:
             if here := self._comm.Iprobe(MPI.ANY_SOURCE, self._tag, status):
-                count = status.Get_count(MPI.FLOAT)
+                count = status.Get_count(MPI.BYTE)
                 self._comm.Recv(flat[:count], status.source, self._tag)
                 flat = flat[count:]
             yield here

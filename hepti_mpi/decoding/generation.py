@@ -196,9 +196,9 @@ class Generation:
         answer.ended = place.used_at = clock.now()
         return answer
 
-    def change(self, plan: DecoderPlan) -> None:
-        """Go on with another plan; what is in the caches goes with it."""
-        self._ranks.change(plan, [len(place.kept) for place in self._places])
+    def _change(self) -> None:
+        """Go on with the plan that was prepared; what is in the caches goes with it."""
+        self._ranks.change([len(place.kept) for place in self._places])
         if self._lookup is not None and (seconds := self._measured()):
             self._lookup.measured(seconds)
 
@@ -284,11 +284,15 @@ class Generation:
         else:
             self._step_all(active, said)
             alone = len(active) == 1
-        if self._follows is not None and alone:
+        seconds = clock.now() - started
+        if self._ranks.coming:
+            if self._ranks.work():
+                self._change()
+        elif self._follows is not None and alone:
             asked = first.text.most - len(first.text.tokens)
-            plan = self._follows(self._ranks.pass_s, clock.now() - started, behind, asked)
-            if plan is not None:
-                self.change(plan)
+            plan = self._follows(self._ranks.pass_s, seconds, behind, asked)
+            if plan is not None:  # until all have what it needs, a token takes twice as long at most
+                self._ranks.prepare(plan, seconds)
 
     def _step_all(self, active: Sequence[_Place], said: Callable[[TextAnswer, str], object]) -> None:
         """Make one token of every answer on its way."""

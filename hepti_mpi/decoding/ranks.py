@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
@@ -11,10 +11,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hepti_mpi.base.memory import large_pages
 from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.mpi import Tag
 from hepti_mpi.comm.wires import Coding
+from hepti_mpi.engine.load import Preparation, WeightsSource
 from hepti_mpi.program.in_flight import InFlight
 from hepti_mpi.program.program import PassShape, Program
 from hepti_mpi.program.share import Share
@@ -28,7 +30,7 @@ from solver.schedule.decoders.passes import DecoderPasses
 from solver.schedule.decoders.steps import FACTS, OWN
 
 SMALL_BYTES = 1 << 16  # of embedded rows that go with the word what to compute
-END, PASS, CHANGE = 0, 1, 2  # what rank 0 says: let go, a pass, another plan
+END, PASS, PREPARE, CHANGE = range(4)  # what rank 0 says: let go, a pass, get what another plan needs, go on with it
 KEPT = 8  # passes of other shapes than a token's are made anew when so many others were in between
 
 
@@ -40,7 +42,6 @@ class ReadsRows(Protocol):
 
 
 DecoderShare = Share[DecoderPasses]
-LoadShare = Callable[[DecoderPlan, DecoderShare], DecoderShare]  # a step of all ranks
 
 
 class Embedding:
@@ -97,7 +98,7 @@ class Candidates:
 
 
 class Ranks:
-    """A rank's part in all passes; rank 0 calls `compute`, `change` and `finish`, the others `follow`.
+    """A rank's part in all passes; rank 0 calls `compute`, `prepare`, `change` and `finish`, the others `follow`.
 
     Parameters
     ----------
@@ -105,8 +106,8 @@ class Ranks:
         This rank's.
     group, direct, coding
         All ranks, this one's connections to them, and how summands travel.
-    load
-        Loads this rank's share of another plan, of which it takes what it has already.
+    source
+        Where the weights of another plan come from; None: there is none.
 
     Attributes
     ----------
@@ -120,9 +121,11 @@ class Ranks:
     """
 
     def __init__(
-        self, share: DecoderShare, group: Group, direct: Direct, coding: Coding, load: LoadShare | None = None
+        self, share: DecoderShare, group: Group, direct: Direct, coding: Coding, source: WeightsSource | None = None
     ) -> None:
-        self._group, self._direct, self._coding, self._load = group, direct, coding, load
+        self._group, self._direct, self._coding = group, direct, coding
+        self._preparation = Preparation(source) if source else None
+        self._coming: DecoderShare | None = None  # of a plan that is prepared
         self.compute_s = 0.0
         self.pass_s, self.told_s, self.sent_bytes = (np.zeros(group.size) for _ in range(3))
         self.passes_s = 0.0
@@ -203,27 +206,59 @@ class Ranks:
         # A word is one rank's; the others say -inf.
         return found if wanted is None else replace(found, wanted=np.max([part[until:] for part in parts], axis=0))
 
-    def change(self, plan: DecoderPlan, kept: Sequence[int]) -> None:
-        """Go on with another plan on all ranks; rank 0 calls it.
+    def prepare(self, plan: DecoderPlan, budget_s: float) -> None:
+        """Let all ranks get what another plan needs, between passes, which may wait for it; rank 0 calls it.
 
         Parameters
         ----------
         plan
             Of the same context, sequences, precision and cache.
+        budget_s
+            For how many seconds each pass.
+        """
+        self._say(PREPARE)
+        self._group.orders.send((plan, budget_s), self._group.others())
+        self._prepare(plan, budget_s)
+
+    def _prepare(self, plan: DecoderPlan, budget_s: float) -> None:
+        assert self._preparation is not None
+        passes = replace(self.share.passes, plan=plan)
+        self._coming = Share(passes, self.share.rank, self.share, backend=self.share.backend)
+        self._preparation.begin(self._coming.lacking(), budget_s)
+        self._preparation.work()
+
+    @property
+    def coming(self) -> bool:
+        """Whether a plan is being prepared."""
+        return self._coming is not None
+
+    def work(self) -> bool:
+        """Work on a plan that is prepared; return whether this rank, on rank 0 whether every one, has what it needs."""
+        if self._preparation is None or self._coming is None:
+            return False
+        self._preparation.work()
+        return self._preparation.ready
+
+    def change(self, kept: Sequence[int]) -> None:
+        """Go on with the plan that was prepared, on all ranks; rank 0 calls it.
+
+        Parameters
+        ----------
         kept
             How many tokens of every sequence are in the caches.
         """
         self._say(CHANGE)
-        self._group.orders.send((plan, kept), self._group.others())
-        self._change(plan, kept)
+        self._group.orders.send(kept, self._group.others())
+        self._change(kept)
 
-    def _change(self, plan: DecoderPlan, kept: Sequence[int]) -> None:
-        assert self._load is not None
+    def _change(self, kept: Sequence[int]) -> None:
+        assert self._coming is not None
         self._passes.clear()
-        share = self._load(plan, self.share)
+        share, self._coming = self._coming, None
         share.move_state(self.share, kept, self._group)
         self.pass_s[:] = 0
         self._use(share)
+        large_pages()
 
     def finish(self) -> None:
         """Let the other ranks go; rank 0 calls it."""
@@ -242,8 +277,11 @@ class Ranks:
             word, first, B, S, chosen, scales, count, held, asked = (int(fact) for fact in facts[:FACTS])
             if word == END:
                 return
+            if word == PREPARE:
+                self._prepare(*group.orders.take())
+                continue
             if word == CHANGE:
-                self._change(*group.orders.take())
+                self._change(group.orders.take())
                 continue
             own = self._pass(PassShape(first, B, S, chosen, bool(scales)))
             if group.rank in self._first:
@@ -256,6 +294,7 @@ class Ranks:
             seconds = self._run(own, [int(start) for start in facts[FACTS : FACTS + B]])
             if chosen and group.rank in self._at_work:
                 self._direct.send(self._told(own, seconds, count, allowed, wanted), 0)
+            self.work()
 
     def _allowed(self, rows: int) -> NDArray[np.bool]:
         """Return which of this rank's words may be candidates, as rank 0 says."""

@@ -1,23 +1,38 @@
-"""A rank's share of a block, ready to compute: its graphs, made of its share of the weights."""
+"""A rank's share of a block: its weights, as they are got, and ready to compute: the graphs that are made of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import accumulate, chain, pairwise
+from typing import TypeVar
 
 import numpy as np
 
-from hepti_mpi.engine.load import BlockWeights
+from hepti_mpi.base.lacking import Lacking
+from hepti_mpi.engine.load import Done, WeightsSource
 from hepti_mpi.kernels import numpy_kernels
 from hepti_mpi.kernels.products import AddResidual, Graph, Linear, MakeGraph, Norm, Operation
 from hepti_mpi.kernels.relative import Relative
 from solver.base.arrays import Array
-from solver.model.blocks import BlockKind
+from solver.model.blocks import Block, BlockKind
 from solver.model.kinds.attention import Attention
 from solver.model.kinds.mlp import Mlp
 from solver.model.spec import ModelSpec
-from solver.plan.changes import BlockShare, layer_shares
+from solver.plan.changes import BlockShare, Shares, everything, layer_shares
+from solver.plan.holdings import TensorSlice, end_slices
 from solver.plan.plan import Plan
+
+# A rank's share of one block, as it lies in the file; what is empty of it has no rows or columns. The key is the part
+# of the block that tensors are of, with `_bias` for vectors of this name: "into" is [query, key, value] stacked for
+# attention ([3 A' d, H]) and up for the MLP ([F', H]); "out" is the attention output ([A' d, H']) or down ([F', H']).
+# A' and F' are the rank's heads and columns (all for cut rows), H' is H but for cut columns. For cut grid A' and F',
+# and H' in both, are those of the rank's tile. "into_bias" goes with "into", for cut grid with the heads or columns
+# that the rank adds up; the other vectors are [H].
+BlockWeights = Mapping[str, Array]
+Made = TypeVar("Made")
+Makes = Callable[[BlockShare, BlockWeights], Made]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,3 +146,83 @@ def finished(
     out = last if share.closes else make(rest)
     in_front = make([norm]) if stream.pre_norms else None
     return BlockKernels(tuple(into), w["into_bias"], out, last, in_front, width, avoided)
+
+
+def load(
+    source: WeightsSource,
+    spec: ModelSpec,
+    plans: Sequence[Plan],
+    make: Makes[Made],
+    bar: AbstractContextManager[Done] | None = None,
+) -> tuple[dict[str, Array], dict[int, dict[BlockShare, Made]]]:
+    """Get all that a rank needs for any of these plans; a step of all ranks.
+
+    Return rank 0's embeddings and heads, by name, and what was made of the blocks of every layer.
+
+    Parameters
+    ----------
+    make
+        Makes of a block's weights what is kept.
+    bar
+        As in `WeightsSource.complete`.
+    """
+    rank = source.group.rank
+    ends = {piece.name: np.empty(piece.shape, np.float32) for piece in (end_slices(spec) if rank == 0 else ())}
+    layers: dict[int, dict[BlockShare, Made]] = {}
+    before = Lacking([(piece, ends[piece.name]) for piece in end_slices(spec) if rank == 0], lambda: None)
+    source.complete(chain([before], blocks(everything(spec, plans, rank), make, layers)), bar)
+    return ends, layers
+
+
+def blocks(
+    lacking: Shares,
+    make: Makes[Made],
+    layers: MutableMapping[int, dict[BlockShare, Made]],
+    has_room: Callable[[int], bool] = lambda size: True,
+) -> Iterator[Lacking | None]:
+    """Yield what a rank lacks, block by block.
+
+    Parameters
+    ----------
+    make
+        As in `load`.
+    layers
+        Where every layer is put when all that it lacks is there.
+    has_room
+        Whether there is room for a layer of so many bytes; where not, none is begun.
+    """
+    for layer, shares in lacking.items():
+        size = sum(share.held_bytes() for share in shares)
+        while size and not has_room(size):
+            yield None
+        made: dict[BlockShare, Made] = {}
+        for share in shares:
+            yield _block(layer, share, make, made)
+        layers[layer] = made
+
+
+def _block(layer: int, share: BlockShare, make: Makes[Made], made: dict[BlockShare, Made]) -> Lacking:
+    """Return what a rank lacks of a block."""
+    weights, rooms = _rooms({piece.name: piece for piece in share.slices}, share.block)
+    pieces = zip(share.of_layer(layer), share.slices, strict=True)
+
+    def put() -> None:
+        made[share] = make(share, weights)
+
+    return Lacking([(piece, rooms[own.name]) for piece, own in pieces], put)
+
+
+def _rooms(pieces: Mapping[str, TensorSlice], block: Block) -> tuple[BlockWeights, dict[str, Array]]:
+    """Allocate a block's arrays, and name the place in them of every tensor: those of a part lie one below another."""
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    for tensor in block.tensors:
+        empty = (0, *tensor.shape[1:]) if tensor.axis else tensor.shape
+        field = f"{tensor.use}_bias" if tensor.name.endswith("/bias") else f"{tensor.use}"
+        shapes.setdefault(field, {})[tensor.name] = pieces[tensor.name].shape if tensor.name in pieces else empty
+    arrays: dict[str, Array] = {}
+    places: dict[str, Array] = {}
+    for field, own in shapes.items():
+        rows = list(accumulate((shape[0] for shape in own.values()), initial=0))
+        arrays[field] = np.empty((rows[-1], *next(iter(own.values()))[1:]), np.float32)
+        places |= {name: arrays[field][start:stop] for name, (start, stop) in zip(own, pairwise(rows), strict=True)}
+    return arrays, places

@@ -1,211 +1,279 @@
 """Get the weights that a rank lacks: from its own file, or from rank 0 where it has none.
 
-A start is a change of plan from nothing: `load` runs to the end, before the first request, what `live.change_over` runs
-between requests, a piece at a time.
+Whatever the model: `Lacking` says which arrays slices of tensors fill, and what becomes of them. A start is a change of
+plan from nothing: `WeightsSource.complete` runs to the end, before the first request, what else runs between requests,
+a piece at a time.
+
+A rank without the file tells rank 0 which slices it wants next, and gets them in bounded pieces, of which few are on
+their way at a time. All that travels has the tag of weights: what is asked for to rank 0, pieces from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import accumulate, chain, pairwise
+from itertools import chain
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
+from hepti_mpi.base.lacking import Lacking
 from hepti_mpi.base.memory import freed_at_once
 from hepti_mpi.comm.group import Group
-from solver.base.arrays import Array
+from solver.base import clock
+from solver.base.arrays import Numbers
 from solver.base.errors import HeptiError
-from solver.model.blocks import Block
-from solver.model.spec import ModelSpec
-from solver.plan.changes import BlockShare, Shares, everything
-from solver.plan.holdings import TensorSlice, end_slices
-from solver.plan.plan import Plan
-from weights.file.store import WeightsFile
+from solver.plan.holdings import TensorSlice
 
 # A piece of work: what is read, or sent to a rank without the file, at a time.
 STREAM_BYTES = 4 << 20
 UNDERWAY = 2  # pieces that rank 0 lets be on their way
 
-Made = TypeVar("Made")
 Value = TypeVar("Value")
+Done = Callable[[int], object]  # hears of bytes that are got or sent
 
 
-# A rank's share of one block, as it lies in the file; what is empty of it has no rows or columns. The key is the part
-# of the block that tensors are of, with `_bias` for vectors of this name: "into" is [query, key, value] stacked for
-# attention ([3 A' d, H]) and up for the MLP ([F', H]); "out" is the attention output ([A' d, H']) or down ([F', H']).
-# A' and F' are the rank's heads and columns (all for cut rows), H' is H but for cut columns. For cut grid A' and F',
-# and H' in both, are those of the rank's tile. "into_bias" goes with "into", for cut grid with the heads or columns
-# that the rank adds up; the other vectors are [H].
-BlockWeights = Mapping[str, Array]
+class ModelFile(Protocol):
+    """A weights file that is open; as `weights.file.store.TensorFile`."""
 
-
-@dataclass(frozen=True, slots=True)
-class KnownModel:
-    """What all ranks know of the model before there is a plan."""
-
-    path: Path
     fingerprint: str
-    spec: ModelSpec
+
+    @property
+    def odd_types(self) -> Mapping[str, np.dtype[np.generic]]:
+        """What tensors are read as that the model does not say."""
+
+    def type_of(self, name: str) -> np.dtype[np.generic]:
+        """Return what a tensor is read as."""
+
+    def read_pieces(self, piece: TensorSlice, bytes_limit: int, out: Numbers | None = None) -> Iterator[Numbers]:
+        """Yield a slice in bounded pieces; they lie in `out`, or are new arrays."""
+
+    def close(self) -> None:
+        """Close it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RankWeights(Generic[Made]):
-    """Everything a rank holds: rank 0's embeddings and heads, by name, and what was made of the blocks of a layer."""
-
-    ends: Mapping[str, Array]
-    layers: Mapping[int, dict[BlockShare, Made]]
-
-
-@dataclass(frozen=True, slots=True)
 class WeightsSource:
-    """Where a rank's weights come from: its own file, or rank 0, which sends to all `without_file`."""
+    """Where a rank's weights come from: its own file, or rank 0, which reads for all `without_file`.
 
-    group: Group
-    file: WeightsFile | None
-    without_file: Sequence[int] = ()
+    Parameters
+    ----------
+    group
+        All ranks; where some have no file, making this is a step of all of them.
+    file
+        This rank's; None: it has none.
+    without_file
+        The ranks that have none.
 
-    def fill(self, piece: TensorSlice, out: Array) -> Iterator[bool]:
-        """Fill an array with a slice, a bounded part of it at a time; yield whether one was here."""
-        if self.file is None:
-            return self.group.weights.fill(out)
-        return (True for _ in self.file.read_pieces(piece, STREAM_BYTES, out))
+    Attributes
+    ----------
+    got_bytes
+        What this rank has got so far.
+    """
 
-    def serve(self, lacking: Callable[[int], Shares]) -> list[Iterator[bool]]:
-        """Return rank 0's work for each rank without a file: to send it what it lacks, in the order of its `get`."""
-        return [self._send(lacking, peer) for peer in self.without_file] if self.group.rank == 0 else []
+    def __init__(self, group: Group, file: ModelFile | None, without_file: Sequence[int] = ()) -> None:
+        self.group, self.file, self.without_file = group, file, without_file
+        self.got_bytes = 0
+        self._number = 0  # of what is got: what is said of another was given up
+        self._done: Done = lambda size: None
+        self._odd_types: Mapping[str, np.dtype[np.generic]] = {}
+        if without_file:
+            self._odd_types = group.from_root((lambda: file.odd_types) if file and group.rank == 0 else None)
 
-    def _send(self, lacking: Callable[[int], Shares], peer: int) -> Iterator[bool]:
-        assert self.file is not None
-        for layer, shares in lacking(peer).items():
-            for piece in (piece for share in shares for piece in share.of_layer(layer)):
-                for block in self.file.read_pieces(piece, STREAM_BYTES):
-                    while self.group.weights.leaving() > UNDERWAY:
-                        yield False
-                    self.group.weights.send(block, [peer])
-                    yield True
-        while self.group.weights.leaving():  # the last pieces leave while MPI is called
+    def type_of(self, name: str) -> np.dtype[np.generic]:
+        """Return what a tensor is read as, where the model does not say it."""
+        return self.file.type_of(name) if self.file else self._odd_types.get(name, np.dtype(np.float32))
+
+    def close(self) -> None:
+        """Close the file, since this rank will need nothing more."""
+        if self.file is not None:
+            self.file.close()
+
+    def complete(self, lacking: Iterable[Lacking | None], bar: AbstractContextManager[Done] | None = None) -> None:
+        """Do at once all that `get` does, the next thing read, or asked for, while something is made of the one before.
+
+        Parameters
+        ----------
+        bar
+            Gives what is called with the bytes of what this rank has got or sent.
+
+        Raises
+        ------
+        SharedError
+            If a rank's file is damaged; where ranks wait for rank 0, or it for them, the job ends.
+        """
+        quiet = self._done
+
+        def run() -> None:
+            try:
+                with freed_at_once(), bar or nullcontext(quiet) as self._done:
+                    for worked in self.get(lacking, ahead=True):
+                        if not worked:
+                            self.group.pause()
+            except HeptiError as error:
+                if self.without_file and self.group.rank in (0, *self.without_file):
+                    self.group.abort(str(error), code=2)
+                self._say(None)
+                raise
+            finally:
+                self._done = quiet
+
+        self.group.on_all(run)
+
+    def get(self, lacking: Iterable[Lacking | None], *, ahead: bool = False) -> Iterator[bool]:
+        """Get what is lacking, and on rank 0 send others what they lack, in bounded pieces of work; all ranks do so.
+
+        Yield whether there was something to do. It ends when this rank has got all; on rank 0 when all ranks have.
+
+        Parameters
+        ----------
+        lacking
+            In order; None: there is no room for the next one yet.
+        ahead
+            Whether the next one is read, by a thread, or asked for while something is made of the one before.
+        """
+        self._number += 1
+        return self._both(self._get(lacking, ahead=ahead))
+
+    def _both(self, own: Iterator[bool]) -> Iterator[bool]:
+        for sent in self._serve():  # what others wait for comes first
+            yield sent or next(own, False)
+        yield from own
+
+    def _get(self, lacking: Iterable[Lacking | None], *, ahead: bool) -> Iterator[bool]:
+        begun: Iterable[tuple[Lacking | None, Iterable[bool]]] = ((own, self._filling(own)) for own in lacking)
+        if ahead:
+            begun = _one_ahead(begun) if self.file is None else _ahead(partial(_filled, *own) for own in begun)
+        for own, filling in begun:
+            yield from filling
+            if own is not None:
+                size = own.nbytes
+                own.make()
+                self.got_bytes += size
+                self._done(size)
+            yield own is not None
+            del own, filling  # or the arrays would be held while the next but one is read
+        self._say(None)
+
+    def _filling(self, lacking: Lacking | None) -> Iterable[bool]:
+        """Return what fills arrays, a bounded part at a time; ask for it where the file is not here."""
+        places = lacking.places if lacking else ()
+        if self.file is not None:
+            file = self.file
+            return (True for piece, out in places for _ in file.read_pieces(piece, STREAM_BYTES, out))
+        if places:
+            self._say([piece for piece, _ in places])
+        return (here for _, out in places for here in self.group.weights.fill(out))
+
+    def _say(self, slices: Sequence[TensorSlice] | None) -> None:
+        """Tell rank 0 which slices it has to send next; None: this rank has all."""
+        self.group.weights.send((self._number, slices), [0])
+
+    def _serve(self) -> Iterator[bool]:
+        """Send others what they ask for, until all have all; on rank 0, elsewhere nothing."""
+        mail, left = self.group.weights, (self.group.size - 1) * (self.group.rank == 0)
+        while left:
+            if (found := mail.poll()) is None:
+                yield False
+                continue
+            peer, (number, slices) = found
+            left -= number == self._number and slices is None
+            for block in self._read(slices or ()):
+                while mail.leaving() > UNDERWAY:
+                    yield False
+                mail.send(block.reshape(-1).view(np.uint8), [peer])
+                self._done(block.nbytes)
+                yield True
+        while mail.leaving():  # the last pieces leave while MPI is called
             yield False
 
+    def _read(self, slices: Iterable[TensorSlice]) -> Iterator[Numbers]:
+        assert self.file is not None
+        return chain.from_iterable(self.file.read_pieces(piece, STREAM_BYTES) for piece in slices)
 
-def open_weights(path: Path, fingerprint: str) -> WeightsFile | None:
-    """Open this rank's own copy of rank 0's weights file; None where it has none and rank 0 must send its share.
+
+class Preparation:
+    """What ranks do between requests for a plan to come: get what they lack, a piece at a time.
+
+    Attributes
+    ----------
+    ready
+        Whether this rank has all; on rank 0, whether all ranks have.
+    """
+
+    def __init__(self, source: WeightsSource) -> None:
+        self._source, self._budget_s, self.ready = source, 0.0, True
+        self._work: Iterator[bool] = iter(())
+
+    def begin(self, lacking: Iterable[Lacking | None], budget_s: float = 0.0) -> None:
+        """Begin, each request waiting for so long at most; what is still lacking from before is given up."""
+        self._work, self._budget_s, self.ready = self._source.get(lacking), budget_s, False
+
+    def step(self) -> bool:
+        """Do a bounded piece; return whether there was any."""
+        worked = next(self._work, None)
+        self.ready = worked is None
+        return bool(worked)
+
+    def work(self) -> None:
+        """Do a piece, and others for as long as a request may wait: for other ranks, too."""
+        until = clock.now() + self._budget_s
+        worked = self.step()
+        while not self.ready and clock.now() < until:
+            if not worked:
+                self._source.group.pause()
+            worked = self.step()
+
+
+def open_source(opened: Callable[[Path], ModelFile], path: Path, fingerprint: str, group: Group) -> WeightsSource:
+    """Return where this rank's weights come from; a step of all ranks.
+
+    Parameters
+    ----------
+    opened
+        Opens a file of the model's kind.
+    path, fingerprint
+        The file, and what rank 0's says.
 
     Raises
     ------
-    HeptiError
-        If the file is damaged, or is another than rank 0's.
+    SharedError
+        If a rank's file is damaged, or another than rank 0's.
     """
-    if not path.is_file():
-        return None
-    file = WeightsFile(path)
-    if file.fingerprint != fingerprint:
-        raise differs(path, file.fingerprint, fingerprint)
-    return file
+    file: ModelFile | None = None
+
+    def open_own() -> bool:
+        nonlocal file
+        if not path.is_file():
+            return False
+        file = opened(path)
+        if file.fingerprint != fingerprint:
+            raise HeptiError(
+                f"{path} differs from rank 0's: fingerprint {file.fingerprint[:12]} against {fingerprint[:12]}; "
+                f"copy rank 0's file, or remove this one and rank 0 will send the share"
+            )
+        return True
+
+    without_file = [rank for rank, has in enumerate(group.on_all(open_own)) if not has]
+    return WeightsSource(group, file, without_file)
 
 
-def differs(path: Path, own: str, fingerprint: str) -> HeptiError:
-    """Return the complaint of a rank whose file is another than rank 0's."""
-    return HeptiError(
-        f"{path} differs from rank 0's: fingerprint {own[:12]} against {fingerprint[:12]}; "
-        f"copy rank 0's file, or remove this one and rank 0 will send the share"
-    )
-
-
-def load(
-    source: WeightsSource,
-    spec: ModelSpec,
-    plans: Sequence[Plan],
-    make: Callable[[BlockShare, BlockWeights], Made],
-    done: Callable[[int], object] = lambda size: None,
-) -> RankWeights[Made]:
-    """Get all that a rank needs for any of these plans, once rank 0 has sent theirs to the ranks without a file.
-
-    Parameters
-    ----------
-    make
-        As in `get`.
-    done
-        Called with the bytes of what this rank has got.
-    """
-    rank = source.group.rank
-    ends: dict[str, Array] = {}
-    layers: dict[int, dict[BlockShare, Made]] = {}
-
-    def made(share: BlockShare, weights: BlockWeights) -> Made:
-        done(share.held_bytes())
-        return make(share, weights)
-
-    def get_ends() -> Iterator[bool]:
-        for piece in end_slices(spec) if rank == 0 else ():
-            ends[piece.name] = np.empty(piece.shape, np.float32)
-            yield from source.fill(piece, ends[piece.name])
-            done(ends[piece.name].nbytes)
-
-    lacking = partial(everything, spec, plans)
-    with freed_at_once():
-        own = get(source, lacking(rank), made, layers, ahead=True)
-        for worked in chain(*source.serve(lacking), get_ends(), own):
-            if not worked:
-                source.group.pause()
-    return RankWeights(ends, layers)
-
-
-def get(
-    source: WeightsSource,
-    lacking: Shares,
-    make: Callable[[BlockShare, BlockWeights], Made],
-    layers: MutableMapping[int, dict[BlockShare, Made]],
-    *,
-    has_room: Callable[[int], bool] = lambda size: True,
-    ahead: bool = False,
-) -> Iterator[bool]:
-    """Get what a rank lacks, in bounded pieces of work; yield whether there was something to do.
-
-    Parameters
-    ----------
-    make
-        Makes of a block's weights what is kept.
-    layers
-        Where every layer is put when all that it lacks is there.
-    has_room
-        Whether there is room for a layer of so many bytes; where not, none is begun.
-    ahead
-        Whether a thread reads the next block of the rank's own file while one is made; `has_room` is not asked then.
-    """
-    reading = (_reading(source, layer, share) for layer, shares in lacking.items() for share in shares)
-    by_thread = ahead and source.file is not None  # MPI is called by one thread only
-    blocks = _ahead(partial(_read, *block) for block in reading) if by_thread else reading
-    for layer, shares in lacking.items():
-        size = sum(share.held_bytes() for share in shares)
-        while size and not has_room(size):
-            yield False
-        made = {}
-        for share in shares:
-            weights, filling = next(blocks)
-            yield from filling
-            made[share] = make(share, weights)
-            del weights  # or it would be held while the next but one is read
-            yield True
-        layers[layer] = made
-
-
-def _reading(source: WeightsSource, layer: int, share: BlockShare) -> tuple[BlockWeights, Iterable[bool]]:
-    """Allocate a block's arrays; return them, and what fills them."""
-    weights, places = _block({piece.name: piece for piece in share.slices}, share.block)
-    pieces = zip(share.of_layer(layer), share.slices, strict=True)
-    return weights, chain.from_iterable(source.fill(piece, places[own.name]) for piece, own in pieces)
-
-
-def _read(weights: BlockWeights, filling: Iterable[bool]) -> tuple[BlockWeights, Iterable[bool]]:
-    """Fill a block's arrays; nothing is left to do."""
+def _filled(lacking: Lacking | None, filling: Iterable[bool]) -> tuple[Lacking | None, Iterable[bool]]:
+    """Fill arrays; nothing is left to do."""
     for _ in filling:
         pass
-    return weights, ()
+    return lacking, ()
+
+
+def _one_ahead(values: Iterable[Value]) -> Iterator[Value]:
+    """Yield values, each when the next one is there."""
+    pending: list[Value] = []
+    for value in values:
+        yield from pending
+        pending = [value]
+    yield from pending
 
 
 def _ahead(steps: Iterable[Callable[[], Value]]) -> Iterator[Value]:
@@ -219,19 +287,3 @@ def _ahead(steps: Iterable[Callable[[], Value]]) -> Iterator[Value]:
             pending = following
         if pending is not None:
             yield pending.result()
-
-
-def _block(pieces: Mapping[str, TensorSlice], block: Block) -> tuple[BlockWeights, dict[str, Array]]:
-    """Allocate a block's arrays, and name the place in them of every tensor: those of a part lie one below another."""
-    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
-    for tensor in block.tensors:
-        empty = (0, *tensor.shape[1:]) if tensor.axis else tensor.shape
-        field = f"{tensor.use}_bias" if tensor.name.endswith("/bias") else f"{tensor.use}"
-        shapes.setdefault(field, {})[tensor.name] = pieces[tensor.name].shape if tensor.name in pieces else empty
-    arrays: dict[str, Array] = {}
-    places: dict[str, Array] = {}
-    for field, own in shapes.items():
-        rows = list(accumulate((shape[0] for shape in own.values()), initial=0))
-        arrays[field] = np.empty((rows[-1], *next(iter(own.values()))[1:]), np.float32)
-        places |= {name: arrays[field][start:stop] for name, (start, stop) in zip(own, pairwise(rows), strict=True)}
-    return arrays, places

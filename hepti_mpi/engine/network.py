@@ -6,34 +6,52 @@ is computed in `kernels.slab`.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from hepti_mpi.base.memory import give_back
+from hepti_mpi.base.lacking import Lacking
+from hepti_mpi.base.memory import free_bytes, give_back
 from hepti_mpi.comm.exchange import InBox, Item, RankExchange
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.trace import Trace
 from hepti_mpi.engine.batch import Batch
+from hepti_mpi.engine.load import Done, Preparation, WeightsSource
 from hepti_mpi.engine.stack import Carrying, Meter
 from hepti_mpi.engine.steps import Look
 from hepti_mpi.engine.tiles import TileTasks
-from hepti_mpi.kernels.slab import MakeBind, Placed, ReadTensor, Shared, Slab, boxed, placed, session, shape_of
+from hepti_mpi.kernels.slab import (
+    Bind,
+    MakeBind,
+    PieceGraph,
+    Placed,
+    Shared,
+    Slab,
+    boxed,
+    placed,
+    session,
+    shape_of,
+)
 from solver.base import clock
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
 from solver.model.convnet import NOTHING, ConvNet, MapBox
+from solver.plan.holdings import TensorSlice
 from solver.plan.layout import Layout
 from solver.plan.segments import THROUGHPUT, Held, MapBoxes, Piece, SegmentPlan, handed_in, image_on_root, unrolled
 
 _NONE = np.empty(0, np.float32)
+ROOM = 3  # times what a rank reads has to be free, or it keeps nothing of it: graphs have copies of their own
 
 
 @dataclass(frozen=True, slots=True)
 class ImageOrder:
-    """Rank 0's word to the others: compute an image, or hold another plan from here on.
+    """Rank 0's word to the others: compute an image.
 
     Parameters
     ----------
@@ -42,18 +60,27 @@ class ImageOrder:
     tell
         Whether ranks tell how long they computed.
     number
-        Of the plans that ranks hold, the one that this is about.
-    stays
-        Nothing is computed: from here on ranks hold that plan alone, or where there is another, that one.
-    plan
-        The other one.
+        Under which of the plans that ranks hold.
     """
 
     counts: bool = True
     tell: bool = False
     number: int = 0
-    stays: bool = False
-    plan: SegmentPlan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparePlan:
+    """Rank 0's word: get what this plan needs, now and after images, for `budget_s` seconds each time."""
+
+    plan: SegmentPlan
+    budget_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HoldPlan:
+    """Rank 0's word: from here on hold this one alone of your plans; the last is the one that was prepared."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,16 +101,24 @@ class NetworkShare:
         The network, and who computes what of it.
     group
         All ranks.
-    read
-        Reads tensors; called once, for what the rank's share needs.
     make
         Makes graphs ready to run, by the backend that computes here.
+    before
+        Shares that are there: graphs that are the same are taken over, and tensors that they have kept.
+
+    Attributes
+    ----------
+    ready
+        Graphs that are ready to run, by their keys; it runs when it has all of them (`lacking`), and they are bound.
+    tensors
+        Slices of tensors as they were read: of graphs that are still to be made, and those that are kept.
     """
 
     def __init__(
-        self, net: ConvNet, plan: SegmentPlan, group: Group, read: ReadTensor, make: MakeBind = session
-    ) -> None:
-        self.plan, self.meter, self._group = plan, Meter(), group
+        self, net: ConvNet, plan: SegmentPlan, group: Group, make: MakeBind = session,
+        before: Sequence[NetworkShare] = (),
+    ) -> None:  # fmt: skip
+        self.plan, self.meter, self._group, self._make = plan, Meter(), group, make
         self.trace: Trace | None = None  # records the last image that counts, where one is asked for
         rank, ranks = group.rank, range(group.size)
         self.image: Numbers = np.empty(net.shapes[net.input] if rank == 0 else 0, np.uint8)
@@ -96,10 +131,10 @@ class NetworkShare:
         for shares in unrolled(net, plan):
             adds = any(own.summands for own in held.values())  # to zeros: not where a summand lies
             slabs: Sequence[Slab | TileTasks] = (
-                [TileTasks(net, shares, group, read, make)]
+                [TileTasks(net, shares, group)]
                 if shares.tiles
                 else [
-                    Slab(net, shares, rank, piece, read, Shared({} if adds else _lies(have, piece), make))
+                    Slab(net, shares, rank, piece, Shared({} if adds else _lies(have, piece)))
                     for piece in shares.pieces[rank]
                 ]
             )
@@ -116,8 +151,51 @@ class NetworkShare:
         }
         places = [{value: (needs[value][rank], array) for value, array in self.outputs.items()}]
         self._steps.append(RankStep("", _exchange(net, group, held, needs, pieces, have, places), ()))
-        for slab in (slab for step in self._steps for slab in step.slabs if isinstance(slab, Slab)):
+        graphs = {graph.key: graph for step in self._steps for slab in step.slabs for graph in slab.graphs}
+        self.ready: dict[bytes, Bind] = {
+            key: own for share in before for key, own in share.ready.items() if key in graphs
+        }
+        slices = {piece for graph in graphs.values() for piece in graph.slices}
+        self.tensors: dict[TensorSlice, Numbers] = {
+            piece: own for share in before for piece, own in share.tensors.items() if piece in slices
+        }
+        self._lacking = [graph for key, graph in graphs.items() if key not in self.ready]
+
+    def lacking(self, type_of: Callable[[str], np.dtype[np.generic]], *, keeps: bool = False) -> Iterator[Lacking]:
+        """Yield what is lacking, graph by graph; then it can run.
+
+        Parameters
+        ----------
+        type_of
+            Says what a tensor is read as.
+        keeps
+            Whether tensors stay as they were read, for the share that follows this one; where memory is short they are
+            read again, then.
+        """
+        left = Counter(piece for graph in self._lacking for piece in graph.slices)  # graphs that need a slice
+        sizes = [type_of(piece.name).itemsize * math.prod(piece.shape) for piece in left if piece not in self.tensors]
+        keeps = keeps and free_bytes() > ROOM * sum(sizes)
+        for graph in self._lacking:
+            new = {p: np.empty(p.shape, type_of(p.name)) for p in graph.slices if p not in self.tensors}
+            self.tensors |= new
+            yield Lacking([*new.items()], partial(self._made, graph, left, keeps=keeps))
+        yield Lacking((), self._bind)
+
+    def _bind(self) -> None:
+        """Bind all graphs, which are ready."""
+        slabs = [slab for step in self._steps for slab in step.slabs]
+        for slab in slabs:
+            slab.bind(self.ready)
+        for slab in (slab for slab in slabs if isinstance(slab, Slab)):
             slab.warm()
+        self._lacking = []
+
+    def _made(self, graph: PieceGraph, left: Counter[TensorSlice], *, keeps: bool) -> None:
+        """Make a graph of tensors that are there; free those that no other needs."""
+        self.ready[graph.key] = graph.made(self._make, self.tensors.__getitem__)
+        left.subtract(graph.slices)
+        if not keeps:
+            self.tensors = {piece: own for piece, own in self.tensors.items() if left[piece]}
 
     def run(self, *, counts: bool = True) -> float:
         """Compute `outputs` of `image`, both on rank 0; every rank calls this. Where it counts, `meter` counts it.
@@ -185,25 +263,32 @@ class HeldPlans:
 
     Parameters
     ----------
-    plans
-        By number: the first to run in front.
-    load
-        Makes a share; a step of all ranks.
+    new
+        Makes a share of a plan, beside those that are there.
+    source
+        Where weights come from.
     trace
         Records the last image that counts; None: nothing does.
+    changes
+        Whether other plans may come.
+
+    Attributes
+    ----------
+    preparation
+        What is done for one between images.
     """
 
     def __init__(
-        self, plans: Sequence[SegmentPlan], load: Callable[[SegmentPlan], NetworkShare], trace: Trace | None = None
-    ) -> None:
-        self._load, self._held = load, [load(plan) for plan in plans]
-        self._meter, self._trace = Meter(), trace
-        for share in self._held:
-            share.meter, share.trace = self._meter, trace
+        self, new: Callable[[SegmentPlan, Sequence[NetworkShare]], NetworkShare], source: WeightsSource,
+        trace: Trace | None = None, *, changes: bool = False,
+    ) -> None:  # fmt: skip
+        self._new, self._source, self._trace, self._changes = new, source, trace, changes
+        self._held: list[NetworkShare] = []
+        self._meter, self.preparation = Meter(), Preparation(source)
 
     @property
     def all(self) -> Sequence[NetworkShare]:
-        """All shares."""
+        """All shares, by the plans' numbers: the first to run in front, one that is being prepared as the last."""
         return self._held
 
     def own(self, rank: int) -> NetworkShare:
@@ -215,12 +300,25 @@ class HeldPlans:
         """Return the share of a plan."""
         return self._held[number]
 
-    def change(self, number: int, plan: SegmentPlan | None) -> None:
-        """Hold one plan alone: of these, or another; that one is a step of all ranks."""
-        kept = self._held[number] if plan is None else self._load(plan)
-        kept.meter, kept.trace = self._meter, self._trace
-        self._held = [kept]
-        give_back()
+    def load(self, plan: SegmentPlan, bar: AbstractContextManager[Done] | None = None) -> None:
+        """Hold a plan, too; a step of all ranks. `bar` as in `WeightsSource.complete`."""
+        self._source.complete(self._begun(plan), bar)
+
+    def change(self, order: PreparePlan | HoldPlan) -> None:
+        """Do what rank 0 says about plans."""
+        if isinstance(order, PreparePlan):
+            self.preparation.begin(self._begun(order.plan), order.budget_s)
+            self.preparation.work()
+        else:
+            self._held = [self._held[order.number]]
+            give_back()
+
+    def _begun(self, plan: SegmentPlan) -> Iterator[Lacking]:
+        """Begin to hold a plan; return what is lacking."""
+        share = self._new(plan, self._held)
+        share.meter, share.trace = self._meter, self._trace
+        self._held.append(share)
+        return share.lacking(self._source.type_of, keeps=self._changes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,7 +21,6 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.messages import Opened, View, opened, packed
 from hepti_mpi.comm.mpi import Tag
 from hepti_mpi.comm.wires import Coding, Message
-from hepti_mpi.kernels.slab import MakeBind, Placed, ReadTensor, Shared, Slab, part, shape_of
+from hepti_mpi.kernels.slab import Bind, PieceGraph, Placed, Shared, Slab, part, shape_of
 from solver.base.arrays import Numbers
 from solver.model.convnet import ConvNet, MapBox
 from solver.plan.segments import Piece, SegmentShares
@@ -46,20 +45,18 @@ class TileTasks:
     ----------
     net, shares, group
         The network, what follows from the segment, and all ranks.
-    read
-        Reads tensors; called once for each that any tile of this rank needs.
-    make
-        Makes graphs ready to run.
 
     Attributes
     ----------
+    graphs
+        What computes tiles, as nodes; it runs when they are bound to those that are made.
     needs, leaves
         On rank 0 all that comes in, and all that the segment leaves; on others nothing.
     computed
         How many tiles this rank has computed.
     """
 
-    def __init__(self, net: ConvNet, shares: SegmentShares, group: Group, read: ReadTensor, make: MakeBind) -> None:
+    def __init__(self, net: ConvNet, shares: SegmentShares, group: Group) -> None:
         self.net, self.group, self.computed = net, group, 0
         self.shares, self.tiles, self.owners = shares, shares.tiles, shares.owners
         self.thieves = shares.segment.active if shares.segment.stealing else ()
@@ -77,9 +74,18 @@ class TileTasks:
             {strip.name: (strip.box, Shared().array(net, strip.value, strip.box)) for strip in tile.given}
             for tile in (self.tiles if rank == 0 else ())
         ]
-        able, kept = shares.able(rank), cache(read)
-        shared = Shared(_room(net, shares, [self.tiles[number] for number in able]), make, in_place=True)
-        self._slabs = {number: Slab(net, shares, rank, self.tiles[number], kept, shared) for number in able}
+        able = shares.able(rank)
+        shared = Shared(_room(net, shares, [self.tiles[number] for number in able]), in_place=True)
+        self._slabs = {number: Slab(net, shares, rank, self.tiles[number], shared) for number in able}
+
+    @property
+    def graphs(self) -> Sequence[PieceGraph]:  # noqa: D102
+        return [graph for slab in self._slabs.values() for graph in slab.graphs]
+
+    def bind(self, ready: Mapping[bytes, Bind]) -> None:
+        """Take the graphs that are ready to run, by their keys."""
+        for slab in self._slabs.values():
+            slab.bind(ready)
 
     def run(self) -> None:
         """Compute tiles until there are no more; on rank 0, until all are there."""

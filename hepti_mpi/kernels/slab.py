@@ -22,6 +22,7 @@ from solver.base.arrays import Numbers
 from solver.base.spans import Span
 from solver.model.convnet import ConvNet, MapBox, Node, Picture
 from solver.model.operators import BROADCAST, GLOBAL_POOLS, LARGE_PRODUCT, POOLS, VERBATIM, Reach, Strip, Walk, windows
+from solver.plan.holdings import TensorSlice
 from solver.plan.layout import Box
 from solver.plan.segments import Piece, SegmentShares
 
@@ -29,7 +30,7 @@ LARGE = LARGE_PRODUCT  # numbers of its weights; several sessions compute what h
 SMALL = 1 << 16  # numbers; larger tensors are not copied into the graph
 SMALL_IN_PLACE = 1 << 10  # where many graphs have the same
 Placed = dict[str, tuple[MapBox, Numbers]]  # of values, a box and an array for it
-ReadTensor = Callable[[str, Span | None], Numbers]  # a tensor, or some of its first dimension
+ReadSlice = Callable[[TensorSlice], Numbers]
 Arrays = Mapping[str, Numbers]  # by their names in a graph; inputs and outputs without the batch of 1
 Bind = Callable[[Arrays, Arrays], Callable[[], None]]  # of inputs and outputs: what computes these of those
 # Makes a graph of nodes, inputs, outputs, constants and ONNX's version ready to run. Last is whether many graphs have
@@ -69,17 +70,11 @@ class Shared:
     ----------
     room
         By the name, memory for what each needs or leaves; what is not here has its own in each.
-    make
-        Makes their graphs ready to run: `session`, or by numpy `evaluated.evaluator`.
-    graphs
-        Those that are, by all that makes them different.
     in_place
         Whether all graphs use the same weights, where they are.
     """
 
     room: Mapping[str, Numbers] = field(default_factory=dict)
-    make: MakeBind = session
-    graphs: dict[bytes, Bind] = field(default_factory=dict)
     in_place: bool = False
 
     def array(self, net: ConvNet, value: str, box: MapBox, name: str = "") -> Numbers:
@@ -99,13 +94,13 @@ class Slab:
         The network, what follows from the segment, and who computes.
     piece
         Which of its pieces.
-    read
-        Reads tensors.
     shared
         What it has in common with others.
 
     Attributes
     ----------
+    graphs
+        What computes it, as nodes; it runs when they are bound to those that are made.
     needs
         Of every value that comes in, the box that the piece needs, and an array for it; the image's are uint8. Strips
         by their names.
@@ -120,7 +115,6 @@ class Slab:
         shares: SegmentShares,
         rank: int,
         piece: Piece,
-        read: ReadTensor,
         shared: Shared | None = None,
     ) -> None:
         shared = shared or Shared()
@@ -139,7 +133,13 @@ class Slab:
             else:
                 self.leaves[name] = box, shared.array(net, value, box, name)
         places = self.leaves | there
-        self._calls = [_Graph(net, run, shares.parts[rank], read).call(places, piece.given, shared) for run in runs]
+        self.graphs = [PieceGraph(net, run, shares.parts[rank], places, piece.given, shared.in_place) for run in runs]
+        self._calls: list[Callable[[], None]] = []
+
+    def bind(self, ready: Mapping[bytes, Bind]) -> None:
+        """Take the graphs that are ready to run, by their keys."""
+        self._calls = [graph.bound(ready[graph.key]) for graph in self.graphs]
+        self.graphs = []  # their nodes are in what was made of them
 
     def warm(self) -> None:
         """Compute once: a session's first run allocates what it keeps, and touches its weights."""
@@ -234,29 +234,63 @@ def _info(name: str, array: Numbers) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), [1, *array.shape])
 
 
-class _Graph:
-    """The nodes of a graph as they come together; a value has one name for each box of it that somebody needs."""
+class PieceGraph:
+    """The nodes of a graph; a value has one name for each box of it that somebody needs.
 
-    def __init__(self, net: ConvNet, walk: Walk, parts: Mapping[str, MapBox], read: ReadTensor) -> None:
-        self._net, self._walk, self._parts, self._read = net, walk, parts, read
+    Parameters
+    ----------
+    net, walk, parts
+        The network, what is computed, and of which values it is a part of the channels.
+    places
+        Where values lie that come in, and that are left.
+    given
+        Strips that it leaves.
+    in_place
+        Whether other graphs use the same weights, where they are.
+
+    Attributes
+    ----------
+    key
+        All that makes it different from others: of equal ones one is made.
+    slices
+        What it needs of tensors.
+    """
+
+    def __init__(
+        self, net: ConvNet, walk: Walk, parts: Mapping[str, MapBox], places: Placed, given: Sequence[Strip],
+        in_place: bool,
+    ) -> None:  # fmt: skip
+        self._net, self._walk, self._parts, self._in_place = net, walk, parts, in_place
         self._nodes: list[NodeProto] = []
         self._tensors: dict[str, Numbers] = {}
-        self._reads: dict[str, Callable[[], Numbers]] = {}  # tensors that a new session reads, by what they are
+        # Tensors that are read when it is made, by what they are: a slice, and which part of that.
+        self._reads: dict[str, tuple[TensorSlice, tuple[slice, ...]]] = {}
         self._names: dict[tuple[str, MapBox], str] = {}
-
-    def call(self, places: Placed, given: Sequence[Strip], shared: Shared) -> Callable[[], None]:
-        """Return what computes what has a place, strips that are given included, from what has one."""
-        net, needs = self._net, self._walk.needs
-        made = {net.nodes[number].output for number in self._walk.made}
-        left = {value: (value, places[value][0].intersect(needs[value])) for value in places if value in made}
+        made = {net.nodes[number].output for number in walk.made}
+        left = {value: (value, places[value][0].intersect(walk.needs[value])) for value in places if value in made}
         left |= {strip.name: (strip.value, strip.box) for strip in given if strip.value in made}
-        inputs = {name: places[value][1] for value, name in self._build(left).items()}
-        outputs = {
+        self._inputs = {name: places[value][1] for value, name in self._build(left).items()}
+        self._outputs = {
             f"out:{name}": part(net, value, places[name][1], places[name][0], box)
             for name, (value, box) in left.items()
         }
-        coming, going = ([_info(name, array) for name, array in arrays.items()] for arrays in (inputs, outputs))
-        return self._made(coming, going, shared)(inputs, outputs)
+        self._coming, self._going = (
+            [_info(name, array) for name, array in arrays.items()] for arrays in (self._inputs, self._outputs)
+        )
+        parts_of_it = [node.SerializeToString() for node in self._nodes]
+        parts_of_it += [info.SerializeToString() for info in (*self._coming, *self._going)]
+        constants = [(name, array.shape, array.tobytes()) for name, array in self._tensors.items()]
+        self.key = repr((in_place, parts_of_it, constants, list(self._reads))).encode()
+        self.slices = list(dict.fromkeys(piece for piece, _ in self._reads.values()))
+
+    def made(self, make: MakeBind, read: ReadSlice) -> Bind:
+        """Make it ready to run."""
+        tensors = self._tensors | {name: self._part(read(own[0]), *own) for name, own in self._reads.items()}
+        return make(self._nodes, self._coming, self._going, tensors, self._net.opset, self._in_place)
+
+    def bound(self, bind: Bind) -> Callable[[], None]:
+        """Return what computes what has a place, strips that are given included, from what has one."""
+        return bind(self._inputs, self._outputs)
 
     def _build(self, left: Mapping[str, tuple[str, MapBox]]) -> dict[str, str]:
         """Make the nodes, and name the values and strips that come in, as the graph's inputs."""
@@ -277,18 +311,6 @@ class _Graph:
             )
             self._nodes.append(self._with_batch("Unsqueeze", value, f"cast:{name}", f"out:{name}"))
         return coming | {strip.name: f"in:{strip.name}" for strip in self._walk.taken}
-
-    def _made(self, inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto], shared: Shared) -> Bind:
-        """Make the graph ready to run, or return an equal one that is."""
-        parts = [part.SerializeToString() for part in self._nodes]
-        parts += [info.SerializeToString() for info in (*inputs, *outputs)]
-        constants = [(name, array.shape, array.tobytes()) for name, array in self._tensors.items()]
-        key = repr((parts, constants, list(self._reads))).encode()
-        if key not in shared.graphs:
-            tensors = self._tensors | {name: read() for name, read in self._reads.items()}
-            made = shared.make(self._nodes, inputs, outputs, tensors, self._net.opset, shared.in_place)
-            shared.graphs[key] = made
-        return shared.graphs[key]
 
     def _add(self, number: int, reach: Reach) -> None:
         """Add a node that computes a box of its output."""
@@ -451,26 +473,30 @@ class _Graph:
         self._nodes.append(helper.make_node("Slice", [source, *ends], [name]))
         return name
 
-    def _tensor(self, name: str, first: Span | None = None, second: Span | None = None) -> str:
-        """Name a tensor that is read, or some of its output and input channels."""
-        if first is not None and first.size == self._net.tensors[name][0]:
-            first = None
-        found = f"{name}:{first}:{second}"
-        self._reads[found] = partial(self._read_part, name, first, (slice(None), second.slice) if second else ())
-        return found
-
     def _broadcast(self, name: str, box: MapBox) -> str:
         """Name what of a tensor is read for a box: all where it is the same for all channels, rows or columns."""
         shape = self._net.tensors[name]
         spans = box.spans[: len(shape)]
-        cut = tuple(slice(None) if size == 1 else span.slice for size, span in zip(shape, spans, strict=False))
-        found = f"{name}:{cut}"
-        self._reads[found] = partial(self._read_part, name, None, cut)
+        cut = (slice(None) if size == 1 else span.slice for size, span in zip(shape, spans, strict=False))
+        return self._tensor(name, index=tuple(cut))
+
+    def _tensor(
+        self, name: str, first: Span | None = None, second: Span | None = None, index: tuple[slice, ...] = ()
+    ) -> str:
+        """Name a tensor that is read, or some of its output and input channels, or a part of it."""
+        length, *others = self._net.tensors[name] or (1,)
+        first = first or Span(0, length)
+        if second is not None and second.size == others[0]:
+            second = None
+        shape = (first.size, *(others if second is None else (second.size, *others[1:])))
+        found = f"{name}:{first}:{second}:{index}"
+        self._reads[found] = TensorSlice(name, first, shape, second), index
         return found
 
-    def _read_part(self, name: str, first: Span | None, index: tuple[slice, ...]) -> Numbers:
-        array = self._read(name, first)
-        return np.ascontiguousarray(array[index]) if index else array
+    def _part(self, array: Numbers, piece: TensorSlice, index: tuple[slice, ...]) -> Numbers:
+        """Return what is needed of a slice; of a tensor that is one number, that."""
+        whole = array if self._net.tensors[piece.name] else array.reshape(())
+        return np.ascontiguousarray(whole[index]) if index else whole
 
     def _constant(self, name: str, array: Numbers) -> str:
         self._tensors[name] = array

@@ -7,12 +7,12 @@ that, and then frees the old one. Between, layers in front lie by the new plan a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hepti_mpi.base.memory import free_bytes, give_back
-from hepti_mpi.engine.layers import BlockKernels, LayerKernels, rank_layers
-from hepti_mpi.engine.load import BlockWeights, WeightsSource, get
+from hepti_mpi.engine.layers import BlockKernels, LayerKernels, Makes, blocks, rank_layers
+from hepti_mpi.engine.load import Preparation, WeightsSource
 from hepti_mpi.engine.stack import Stack
 from solver.model.spec import ModelSpec
 from solver.plan.changes import BlockShare, Holdings, Shares, blend, layer_shares, merged
@@ -64,11 +64,11 @@ class Mover:
         spec: ModelSpec,
         stack: Stack,
         source: WeightsSource,
-        make: Callable[[BlockShare, BlockWeights], BlockKernels],
+        make: Makes[BlockKernels],
         held: Mapping[int, dict[BlockShare, BlockKernels]],
         spare: Plan | None = None,
     ) -> None:
-        self._spec, self._stack, self._source, self._make = spec, stack, source, make
+        self._spec, self._stack, self._make = spec, stack, make
         self._rank = source.group.rank
         self.turns = not source.without_file  # whether a change may be given up: no piece of it is on its way
         self._before = self._after = stack.plan
@@ -77,19 +77,20 @@ class Mover:
         self._spare: Plan | None = None
         self._prepared: dict[int, dict[BlockShare, BlockKernels]] = {}  # of the layers behind those that are adopted
         self._adopted = spec.layers
-        self._work: list[Iterator[bool]] = []
+        self._preparation = Preparation(source)
         self.short = False  # whether it waits for layers to be adopted, and their memory
         self._held = dict(held)
 
-    def prepare(self, plan: Plan, frees: tuple[int, ...] = (), spare: Plan | None = None) -> None:
+    def prepare(
+        self, plan: Plan, frees: tuple[int, ...] = (), spare: Plan | None = None, budget_s: float = 0.0
+    ) -> None:
         """Begin to get what a plan needs, and what another of the other sort needs; what runs meanwhile stays as it is.
 
         Another change under way is given up.
         """
         self._before, self._after, self._frees, self._spare = self._stack.plan, plan, frees, spare
         self._prepared, self._adopted = {}, 0
-        own = get(self._source, self._lacking(self._rank), self._make, self._prepared, has_room=self._has_room)
-        self._work = [own, *self._source.serve(self._lacking)]
+        self._preparation.begin(blocks(self._lacking(), self._make, self._prepared, self._has_room), budget_s)
 
     @property
     def busy(self) -> bool:
@@ -109,13 +110,12 @@ class Mover:
     def step(self) -> bool:
         """Do a bounded piece of the work, for this rank and for each that it serves; return whether any was done."""
         self.short = False
-        done = False
-        for work in list(self._work):
-            worked = next(work, None)
-            if worked is None:
-                self._work.remove(work)
-            done = done or bool(worked)
-        return done
+        return self._preparation.step()
+
+    def work(self) -> None:
+        """Do a piece, and others for as long as a request may wait."""
+        self.short = False
+        self._preparation.work()
 
     def adopt(self, layers: int) -> None:
         """Let the layers in front lie by the new plan, and free what is not kept; all of them: the change is done.
@@ -154,11 +154,11 @@ class Mover:
             pass
         assert self.ready >= layers, f"{self.ready} layers are prepared, {layers} are to be adopted"
 
-    def _lacking(self, rank: int) -> Shares:
-        """Return what a rank has to get of every layer, of some nothing."""
+    def _lacking(self) -> Shares:
+        """Return what this rank has to get of every layer, of some nothing."""
         plans = [self._after, *([] if self._spare is None else [self._spare])]
         nothing: Shares = dict.fromkeys(range(self._spec.layers), ())
-        return merged([nothing, *(self.holdings.lacking(self._spec, plan, rank, self._frees) for plan in plans)])
+        return merged([nothing, *(self.holdings.lacking(self._spec, plan, self._rank, self._frees) for plan in plans)])
 
     def _has_room(self, size: int) -> bool:
         """Return whether a layer of so many bytes can be prepared before those that are prepared have been adopted."""

@@ -265,7 +265,7 @@ class Conductor:
 
     def _go_on(self) -> None:
         """Prepare some more, and adopt what all ranks have prepared: all of it, or what frees memory."""
-        self._member.work()
+        self._member.mover.work()
         if self._ready[0] < self._spec.layers:
             self._ready[0], self._short[0] = self._member.mover.ready, self._member.mover.short
         layers = min(self._ready)

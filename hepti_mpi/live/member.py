@@ -19,7 +19,6 @@ from hepti_mpi.live.change_over import Adopt, Mover, Prepare
 from hepti_mpi.live.monitor import Measured, Monitor, PartialReport
 from hepti_mpi.live.sums import SumsOrder
 from hepti_mpi.live.within_request import HOLDS
-from solver.base import clock
 from solver.plan.plan import Plan
 
 # From one batch to the next: rank 0 listens only behind batches, and hours may pass between two.
@@ -35,7 +34,6 @@ class Member:
     mover: Mover
     monitor: Monitor
     change: int = 0
-    budget_s: float = 0.0
     probes: int = 0  # since the last batch
 
     def measured(self, batch: int) -> Measured:
@@ -59,8 +57,7 @@ class Member:
     def prepare(self, word: Prepare) -> None:
         """Begin a change of plan."""
         self.change += 1
-        self.budget_s = word.budget_s
-        self.mover.prepare(word.plan, word.frees, word.spare)
+        self.mover.prepare(word.plan, word.frees, word.spare, word.budget_s)
 
     def change_plan(self, word: Prepare | Adopt) -> None:
         """Do what rank 0 says of a change of plan."""
@@ -75,13 +72,7 @@ class Member:
         if tell is not None:
             self.group.reports.send(self.measured(tell), [0])
         if self.mover.busy:
-            self.work()
-
-    def work(self) -> None:
-        """Work on a change, for as long as requests may wait for it."""
-        until = clock.now() + self.budget_s
-        while self.mover.busy and self.mover.step() and clock.now() < until:
-            pass
+            self.mover.work()
 
     def idle(self) -> bool:
         """Do a bounded piece of what can be done while nothing is asked; return whether there was any."""

@@ -248,7 +248,7 @@ def _between_passes(graphs: RandomDecoder, group: Group) -> TimedCall:
     """Return what rank 0 does between two passes: it chooses a token, embeds it, and says what to compute."""
     alone, model = group.alone, graphs.model
     # Nothing of the model is on this rank.
-    share = Share(DecoderPasses(model, whole_on(model, ("here", "elsewhere"), 1)), 0, graphs, backend=graphs.backend)
+    share = Share(DecoderPasses(model, whole_on(model, ("here", "elsewhere"), 1)), 0, backend=graphs.backend)
     ranks, embed = Ranks(share, alone, Direct(alone), EXACT), Embedding(model, graphs)
     stream, tokens = np.empty((1, 1, model.hidden), np.float32), count()
     candidates, sums = [np.zeros((1, 1, 2))] * group.size, [np.zeros(1)] * group.size

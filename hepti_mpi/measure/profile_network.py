@@ -19,7 +19,7 @@ from hepti_mpi.base.memory import free_bytes, give_back
 from hepti_mpi.comm.group import Group, host_name
 from hepti_mpi.kernels import backends
 from hepti_mpi.kernels.backends import ONNXRUNTIME
-from hepti_mpi.kernels.slab import MakeBind, Shared, Slab
+from hepti_mpi.kernels.slab import MakeBind, Slab
 from hepti_mpi.measure.profile import kinds, mean_curves, measured_under, names_of, profile_facts
 from hepti_mpi.measure.profile_kernels import ELEMENTS, measure_unrest, random_numbers
 from hepti_mpi.measure.profile_links import measure_links, measure_messages
@@ -213,10 +213,8 @@ def _timed_slab(net: ConvNet, nodes: Span, part: float, numbers: Numbers, make: 
     if not shares.pieces[1] or not shares.pieces[1][0].walk.made:
         return None
 
-    def read(name: str, first: Span | None) -> Numbers:
-        return np.resize(numbers, net.tensors[name] if first is None else (first.size, *net.tensors[name][1:]))
-
-    slab = Slab(net, shares, 1, shares.pieces[1][0], read, Shared(make=make))
+    slab = Slab(net, shares, 1, shares.pieces[1][0])
+    slab.bind({graph.key: graph.made(make, lambda piece: np.resize(numbers, piece.shape)) for graph in slab.graphs})
     for _, array in slab.needs.values():
         array[...] = 1
     return TimedSlab(nodes, part, slab, shares)

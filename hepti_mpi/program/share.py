@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+from hepti_mpi.base.lacking import Lacking
 from hepti_mpi.base.memory import give_back
 from hepti_mpi.comm.group import Group
 from hepti_mpi.kernels.backends import ONNXRUNTIME, run_maker
 from hepti_mpi.kernels.kinds.heads import check_width, turning_tables
 from hepti_mpi.kernels.kinds.held import PartRun, RankRegion
-from hepti_mpi.program.source import FileSource, Reads
+from hepti_mpi.program.source import RunTensors
 from hepti_mpi.program.state import HeadsLayout, KeptHeads, move_heads
 from solver.base.arrays import Array
 from solver.base.spans import Span, tiles
@@ -106,8 +108,6 @@ class Share(Generic[AnyPasses]):
     ----------
     passes, rank
         The model under a plan, and whose share this is.
-    reads
-        Where the weights are; not kept.
     before
         This rank's share under the plan before: graphs that are the same under both are taken over, and the keys and
         values of the same heads.
@@ -117,29 +117,31 @@ class Share(Generic[AnyPasses]):
     Attributes
     ----------
     graphs
-        Of every run of parts, by `key_of`; numpy has functions in place of graphs.
+        Of every run of parts, by `key_of`; numpy has functions in place of graphs. Those that are `lacking` are not
+        there yet.
     state
         The keys and values of every layer, by their value's name.
     """
 
     def __init__(
-        self, passes: AnyPasses, rank: int, reads: Reads, before: Share[AnyPasses] | None = None, *,
-        backend: str = ONNXRUNTIME,
-    ) -> None:  # fmt: skip
+        self, passes: AnyPasses, rank: int, before: Share[AnyPasses] | None = None, *, backend: str = ONNXRUNTIME
+    ) -> None:
         self.passes, self.rank, self.backend = passes, rank, backend
         self.graphs: dict[RunKey, ShareGraphs] = {}
         self.state: dict[str, KeptHeads] = {}
         self._turns: dict[Rope, Mapping[str, Array]] = {} if before is None else before._turns
-        source, old = FileSource(passes.precision, reads), before
+        self._lacking: dict[RunKey, tuple[RankRun, frozenset[str]]] = {}
         for run, leaves in self._runs():
             key = key_of(run)
-            if key in self.graphs:
+            if key in self.graphs or key in self._lacking:
                 continue
-            self.graphs[key] = old.graphs[key] if old and key in old.graphs else self._made(run, leaves, source)
+            if before is not None and key in before.graphs:
+                self.graphs[key] = before.graphs[key]
+            else:
+                self._lacking[key] = run, leaves
             for part, region in run:
                 if part.role == "contexts":
-                    self._keep(part, region[HEAD], old)
-            give_back()
+                    self._keep(part, region[HEAD], before)
 
     def _runs(self) -> Iterator[tuple[RankRun, frozenset[str]]]:
         """Yield what this rank computes in passes of one row, and of many: parts, and the values that leave them."""
@@ -148,7 +150,28 @@ class Share(Generic[AnyPasses]):
                 if isinstance(step, ComputeStep) and (run := rank_run(step, self.rank)):
                     yield run, step.leaves
 
-    def _made(self, run: RankRun, leaves: frozenset[str], source: FileSource) -> ShareGraphs:
+    def lacking(self) -> Iterator[Lacking]:
+        """Yield what is lacking, run by run; what is made of it are graphs of this share."""
+        for key, (run, leaves) in self._lacking.items():
+            runs: list[tuple[Span, PartRun]] = []
+            self.graphs[key] = ShareGraphs(runs, self._turning(run))
+            for words in _words(run, self.passes.precision):
+                own = [(part, {**region, WORD: words} if WORD in region else region) for part, region in run]
+                tensors = RunTensors(self.passes.precision, own)
+                yield Lacking(tensors.places, partial(self._make, runs, words, own, leaves, tensors))
+        self._lacking.clear()
+
+    def _make(
+        self, runs: list[tuple[Span, PartRun]], words: Span, run: Sequence[tuple[Part, RankRegion]],
+        leaves: frozenset[str], tensors: RunTensors,
+    ) -> None:  # fmt: skip
+        """Make a graph of a run, of which the tensors are there."""
+        make = run_maker(self.backend)
+        runs.append((words, make(run, leaves | {run[-1][0].writes.name}, tensors, cache=self.passes.cache)))
+        give_back()
+
+    def _turning(self, run: RankRun) -> Mapping[str, Array]:
+        """Return the turning tables of a run's heads."""
         turns: Mapping[str, Array] = {}
         for part, _ in run:
             if isinstance(part.kind, Attention):
@@ -158,14 +181,7 @@ class Share(Generic[AnyPasses]):
                     if part.kind.rope not in self._turns:
                         self._turns[part.kind.rope] = turning_tables(part.kind.rope, self.passes.context)
                     turns = self._turns[part.kind.rope]
-        words = run[-1][1].get(WORD, Span(0, 1))
-        at_once = _words_at_once(run[-1][0], self.passes.precision) if WORD in run[-1][1] else 0
-        runs, make = [], run_maker(self.backend)
-        for some in tiles(words, at_once):
-            own = [(part, {**region, WORD: some} if WORD in region else region) for part, region in run]
-            runs.append((some, make(own, leaves | {run[-1][0].writes.name}, source, cache=self.passes.cache)))
-            give_back()
-        return ShareGraphs(runs, turns)
+        return turns
 
     def _keep(self, part: Part, heads: Span, before: Share[AnyPasses] | None) -> None:
         kept, passes = part.reads[1].name, self.passes
@@ -198,7 +214,10 @@ class Share(Generic[AnyPasses]):
             move_heads(group, (lies, layouts[1][name]), have, want, kept, scales=self.passes.cache == "int8")
 
 
-def _words_at_once(part: Part, precision: str) -> int:
-    """Return how many words are in a graph."""
+def _words(run: RankRun, precision: str) -> list[Span]:
+    """Return the words of each graph of a run; of one without words there is one graph."""
+    part, region = run[-1]
+    if WORD not in region:
+        return [Span(0, 1)]
     _, width = next(tensor.weight.shape for tensor in part.tensors if tensor.axis == WORD)
-    return max(1, HEAD_BYTES * 8 // (width * PRECISIONS[precision].of_words.bits))
+    return tiles(region[WORD], max(1, HEAD_BYTES * 8 // (width * PRECISIONS[precision].of_words.bits)))

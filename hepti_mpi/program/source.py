@@ -1,56 +1,66 @@
-"""Weights as parts need them: rows of a tensor, in float32 or in blocks as they are stored."""
+"""Weights as parts need them: rows of tensors, in float32 or in blocks as they are stored."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 
 from hepti_mpi.base.memory import Lent
 from hepti_mpi.kernels.blocks import Blocks
-from hepti_mpi.kernels.kinds.held import Matrix
+from hepti_mpi.kernels.kinds.held import Matrix, RankRegion, rows_of
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
-from solver.model.kinds.part import PartTensor
+from solver.model.kinds.part import Part, PartTensor
 from solver.model.kinds.weight import BLOCK, PRECISIONS
 from solver.model.precision import FLOAT32
+from solver.plan.holdings import TensorSlice
 
 
-class Reads(Protocol):
-    """Where weights come from; as `weights.decoders.file.DecoderFile`."""
-
-    def read(self, name: str, rows: Span | None = None) -> Array:
-        """Return a tensor, or some rows of it, as float32."""
-
-    def read_blocks(self, name: str, rows: Span | None = None) -> tuple[Numbers, Numbers]:
-        """Return a matrix in blocks, or some of it, as stored."""
-
-
-class FileSource:
-    """A model's weights, from where they are stored.
+class RunTensors:
+    """The tensors of a run of parts, as a rank has them.
 
     Parameters
     ----------
     precision
         What matrices are held in.
-    reads
-        Where they come from.
+    run
+        The parts, and the rank's region of each.
+
+    Attributes
+    ----------
+    places
+        Where slices of them lie; to be filled before a matrix or a vector is taken. A matrix in blocks is taken out,
+        since kernels have it in another place.
     """
 
-    def __init__(self, precision: str, reads: Reads) -> None:
-        self._precision, self._reads = PRECISIONS[precision], reads
+    def __init__(self, precision: str, run: Sequence[tuple[Part, RankRegion]]) -> None:
+        self._precision = PRECISIONS[precision]
+        self._arrays: dict[str, Numbers] = {}
+        self.places: list[tuple[TensorSlice, Numbers]] = []
+        own = {tensor.name: (tensor, rows_of(tensor, region)) for part, region in run for tensor in part.tensors}
+        for tensor, rows in own.values():
+            self._allocate(tensor, rows)
+
+    def _allocate(self, tensor: PartTensor, rows: Span) -> None:
+        stored = tensor.weight.stored(self._precision)
+        if len(stored) > 1 and not tensor.weight.summed:
+            rows = Span(rows.start // BLOCK, -(-rows.stop // BLOCK))
+        types = (np.uint8, np.float16) if len(stored) > 1 else (np.float32,)
+        for (suffix, shape), dtype in zip(stored.items(), types, strict=True):
+            name, array = tensor.name + suffix, np.empty((rows.size, *shape[1:]), dtype)
+            self._arrays[name] = array
+            self.places.append((TensorSlice(name, rows, array.shape), array))
 
     def matrix(self, tensor: PartTensor, rows: Span) -> Matrix:
         """Return some rows of a matrix's first dimension."""
         summed, own = tensor.weight.summed, tensor.weight.held_in(self._precision)
         if own is FLOAT32:
-            matrix = self._reads.read(tensor.name, rows)
+            matrix = self._arrays[tensor.name]
             return matrix.T if summed else matrix
-        if summed:
-            levels, scales = self._reads.read_blocks(tensor.name, rows)
-        else:
-            blocks = Span(rows.start // BLOCK, -(-rows.stop // BLOCK))
-            levels, scales = self._reads.read_blocks(tensor.name, blocks)
+        self.places.clear()
+        levels, scales = (self._arrays.pop(tensor.name + suffix) for suffix in ("", "/scale"))
+        if not summed:
             levels, scales = levels.swapaxes(0, 1), scales.swapaxes(0, 1)
         length, minima, scales = tensor.weight.shape[1] if summed else rows.size, None, scales.astype(np.float32)
         if own.minima:
@@ -62,4 +72,4 @@ class FileSource:
 
     def vector(self, tensor: PartTensor, rows: Span) -> Array:
         """Return some numbers of a vector."""
-        return self._reads.read(tensor.name, rows)
+        return self._arrays[tensor.name]

@@ -18,6 +18,7 @@ from hepti_mpi.comm.direct import Direct  # noqa: E402
 from hepti_mpi.comm.group import world  # noqa: E402
 from hepti_mpi.comm.wires import EXACT  # noqa: E402
 from hepti_mpi.decoding.ranks import Embedding, Ranks  # noqa: E402
+from hepti_mpi.engine.load import WeightsSource  # noqa: E402
 from hepti_mpi.program.share import Share  # noqa: E402
 from solver.base.spans import Span  # noqa: E402
 from solver.plan.decoder_plan import DecoderPlan  # noqa: E402
@@ -48,7 +49,8 @@ def main(jobs, out):
     for name, (path, plan) in table["jobs"].items():
         with DecoderFile(Path(path)) as weights:
             model = weights.model
-            share = Share(DecoderPasses(model, read_plan(Path(plan), DecoderPlan, model)), group.rank, weights)
+            share = Share(DecoderPasses(model, read_plan(Path(plan), DecoderPlan, model)), group.rank)
+            WeightsSource(group, weights).complete(share.lacking())
             ranks = Ranks(share, group, direct, EXACT)
             if group.rank:
                 ranks.follow()

@@ -9,7 +9,7 @@ from pathlib import Path
 from hepti_mpi import __main__, decoder_job, job, network_job
 from hepti_mpi.comm.mpi import MPI, start
 from hepti_mpi.engine import steps
-from hepti_mpi.engine.rank_file import RankFile
+from hepti_mpi.engine.load import open_source
 
 block, calls = steps.run_block, []
 
@@ -26,7 +26,6 @@ start()
 if MPI.COMM_WORLD.rank == 1 and oddity == "fails":
     steps.run_block = fail_later
 if MPI.COMM_WORLD.rank == 1 and oddity == "no-file":
-    job.open_weights = lambda path, fingerprint: None
-    for its_job in (network_job, decoder_job):
-        its_job.RankFile = lambda opened, _, fingerprint, group: RankFile(opened, Path("/none"), fingerprint, group)
+    for its_job in (job, network_job, decoder_job):
+        its_job.open_source = lambda opened, _, *model: open_source(opened, Path("/none"), *model)
 sys.exit(__main__.main(sys.argv[2:]))

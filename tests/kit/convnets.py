@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hepti_mpi.kernels.slab import Shared, Slab, part, session, shape_of
+from hepti_mpi.kernels.slab import Slab, part, session, shape_of
 from solver.base.spans import Partition, Span
 from solver.model.convnet import ConvNet, Node
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on, equal_shares, handed_in, unrolled
@@ -18,9 +18,9 @@ def emulate(net, tensors, plan, pixels, *, with_neighbours=True, make=session):
     have = [[{net.input: (whole, pixels)}] if rank == 0 else [] for rank in ranks]
     held = {}
     for shares in unrolled(net, plan):
-        slabs = [
-            [Slab(net, shares, rank, piece, read, Shared(make=make)) for piece in shares.pieces[rank]] for rank in ranks
-        ]
+        slabs = [[Slab(net, shares, rank, piece) for piece in shares.pieces[rank]] for rank in ranks]
+        for slab in (slab for own in slabs for slab in own):
+            slab.bind({graph.key: graph.made(make, read) for graph in slab.graphs})
         strips = {}
         for rank, slab in _givers_first([(rank, slab) for rank, own in enumerate(slabs) for slab in own]):
             for name, (box, place) in slab.needs.items():
@@ -52,8 +52,8 @@ def _is_in(row, span):
 
 
 def reader(tensors):
-    """Return what reads tensors, or some of their output channels, of a dict."""
-    return lambda name, first: tensors[name] if first is None else np.ascontiguousarray(tensors[name][first.slice])
+    """Return what reads slices of tensors, of a dict."""
+    return lambda piece: np.ascontiguousarray(np.atleast_1d(tensors[piece.name])[piece.index])
 
 
 def fill(net, value, place, wanted, summands, have):

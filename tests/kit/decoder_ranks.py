@@ -7,6 +7,7 @@ import numpy as np
 from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.wires import coding
 from hepti_mpi.decoding.ranks import Embedding, Ranks
+from hepti_mpi.engine.load import WeightsSource
 from hepti_mpi.kernels.backends import ONNXRUNTIME
 from hepti_mpi.program.share import Share
 from solver.base.spans import Partition, Span, largest_remainder
@@ -75,10 +76,10 @@ def on_ranks(world, weights, plan, lead, wire=Wire.FLOAT32, backend=ONNXRUNTIME)
         backend = ("numpy", ONNXRUNTIME)[world.rank % 2]
     direct = Direct(world)
 
-    def load(plan, before=None):
-        return Share(DecoderPasses(weights.model, plan), world.rank, weights, before, backend=backend)
-
-    ranks = Ranks(load(plan), world, direct, coding(wire), load)
+    share = Share(DecoderPasses(weights.model, plan), world.rank, backend=backend)
+    source = WeightsSource(world, weights)
+    source.complete(share.lacking())
+    ranks = Ranks(share, world, direct, coding(wire), source)
     result = None
     if world.rank == 0:
         try:

@@ -11,6 +11,7 @@ from solver.base.spans import Span
 from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
 from solver.model.kinds.attention import Attention, Rope
 from solver.model.kinds.mlp import Mlp
+from tests.kit.in_memory import InMemory
 
 
 def frequencies(width, theta=10000.0):
@@ -83,8 +84,9 @@ class Weights:
         array = self.arrays[name]
         return array[rows.slice].copy() if rows is not None else array.copy()
 
-    def read_blocks(self, name, rows=None):
-        raise AssertionError("these are float32")
+    def read_pieces(self, piece, bytes_limit, out=None):
+        """Give a slice as a weights file does."""
+        return InMemory(self.arrays.__getitem__).read_pieces(piece, bytes_limit, out)
 
 
 def logits(weights, tokens):

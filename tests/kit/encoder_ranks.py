@@ -5,9 +5,9 @@ from functools import partial
 import numpy as np
 
 from hepti_mpi.comm import group as comm
-from hepti_mpi.engine import load
 from hepti_mpi.engine.batch import Batch
-from hepti_mpi.engine.layers import block_kernels, rank_layers
+from hepti_mpi.engine.layers import block_kernels, load, rank_layers
+from hepti_mpi.engine.load import WeightsSource
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels import embeddings
 from hepti_mpi.kernels.products import NUMPY
@@ -61,10 +61,10 @@ class Run:
         self.spec, self.world = spec, world
         has = range(world.size) if with_file is None else with_file
         without = [rank for rank in range(world.size) if rank not in has]
-        source = load.WeightsSource(world, files[spec.name] if world.rank in has else None, without)
+        source = self.source = WeightsSource(world, files[spec.name] if world.rank in has else None, without)
         plans = [plan] if spare is None else [plan, spare]
         make = partial(block_kernels, computes.graph)
-        held = load.load(source, spec, plans, make).layers
+        _, held = load(source, spec, plans, make)
         self.stack = Stack(spec, plan, rank_layers(spec, plan, world.rank, held), world, computes)
         self.mover = Mover(spec, self.stack, source, make, held, spare)
 

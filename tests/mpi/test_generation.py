@@ -220,25 +220,32 @@ def test_a_change_of_plan_between_tokens_changes_no_token(name, seed, cache, bac
     plans.append(replace(plans[-1], words=plans[-1].words))
     prompts = texts(rng, model.vocab, 21, 9)
 
-    def answered(changes):
+    def answered(plans, budget_s):
         def lead(ranks, embedding):
-            generation = Generation(model, ranks, embedding, None, Wishes(Ending(12), GREEDY), speculates=False)
-            passes, compute = [], ranks.compute
+            generation = Generation(model, ranks, embedding, None, Wishes(Ending(24), GREEDY), speculates=False)
+            passes, to_come, compute = [], plans[1:], ranks.compute
 
             def changing(*args, **options):
                 best = compute(*args, **options)
-                passes.append(best)
-                if changes and len(passes) in (4, 7, 9):
-                    generation.change(plans[1 + (4, 7, 9).index(len(passes))])
+                passes.append(ranks.coming)
+                if len(passes) > 3 and to_come and not ranks.coming:
+                    ranks.prepare(to_come.pop(0), budget_s)
                 return best
 
             ranks.compute = changing
             asked = [Prompt(number, tokens) for number, tokens in enumerate(prompts)]
-            return {answer.prompt.id: answer.text.tokens for answer in generation.answer(asked)}
+            found = {answer.prompt.id: answer.text.tokens for answer in generation.answer(asked)}
+            return found, ranks.share.passes.plan, sum(passes)
 
         return on_ranks(world, weights, plans[0], lead, backend=backend)
 
-    assert answered(changes=True) == answered(changes=False)
+    expected, plan, _ = answered(plans[:1], 0.0)
+    assert plan == plans[0]
+    # So long all ranks may get what they lack: each plan is there for the next pass.
+    assert answered(plans, budget_s=60.0) == (expected, plans[-1], 0)
+    # Or a piece behind each pass, while others go on under the plan before.
+    tokens, _, meanwhile = answered(plans[:2], budget_s=0.0)
+    assert (tokens, meanwhile > 0) == (expected, world.size > 1)
 
 
 def answered(world, weights, plan, prompts, gone=lambda prompt: False, said=lambda answer, text: None):

@@ -1,22 +1,26 @@
 """A rank's share, from its own file or from rank 0, is what the plan says and what the file holds."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
-from hepti_mpi import job
-from hepti_mpi.engine import load
-from hepti_mpi.engine.load import KnownModel
+from hepti_mpi.base.lacking import Lacking
+from hepti_mpi.comm import group as comm
+from hepti_mpi.engine import layers, load
+from hepti_mpi.engine.load import open_source
 from solver.base.errors import HeptiError
 from solver.base.spans import Partition, Span
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.sublayers import HALVES
 from solver.plan.changes import layer_shares
-from solver.plan.holdings import weights_bytes
+from solver.plan.holdings import TensorSlice, weights_bytes
 from solver.plan.plan import Plan, Stage
 from solver.schedule.encoders.stages import chain_of_sublayers
 from tests import sweeps
 from tests.kit.decoupled import random_layers
 from tests.kit.encoders import CUTS, POST, TEXTS, plan_of, random_layer, tensors_of
+from tests.kit.in_memory import InMemory
 from tests.kit.sized import called, sized
 from weights.file.store import WeightsFile
 from weights.synthesize import synthesize
@@ -34,7 +38,7 @@ def setups(folder, world):
         with WeightsFile(folder / "0.h5") as file:
             fingerprint = file.fingerprint
         name = "none.h5" if world.rank not in with_file else "0.h5" if world.rank == 0 else f"{seed}.h5"
-        return KnownModel(folder / name, fingerprint, spec)
+        return folder / name, fingerprint, spec
 
     return make
 
@@ -69,8 +73,8 @@ def sub_blocks(ranks):
 
 def load_share(model, world, plan=None):
     """Load what the rank holds of a plan, else the mixed one, as weights, not yet as kernels."""
-    plans = [plan or mixed_plan(world.size)]
-    return job.load_share(model, plans, lambda share, weights: weights, world, None)[0]
+    plans, (path, fingerprint, spec) = [plan or mixed_plan(world.size)], model
+    return layers.load(open_source(WeightsFile, path, fingerprint, world), spec, plans, lambda share, weights: weights)
 
 
 def expected_block(spec, layer, share):
@@ -85,18 +89,19 @@ def expected_block(spec, layer, share):
 
 
 def check(loaded, plan, world, spec=POST):
-    assert {layer: (*blocks,) for layer, blocks in loaded.layers.items()} == layer_shares(spec, plan, world.rank)
-    for layer, blocks in loaded.layers.items():
+    ends, held = loaded
+    assert {layer: (*blocks,) for layer, blocks in held.items()} == layer_shares(spec, plan, world.rank)
+    for layer, blocks in held.items():
         for share, weights in blocks.items():
             wanted = expected_block(spec, layer, share)
             for part, values in wanted.items():
                 np.testing.assert_array_equal(weights[part], values)
             assert not any(weights[part].size for part in {"into", "into_bias", "out"} - {*wanted})
     # Embeddings and heads are rank 0's alone.
-    ends = {name: values for name, values in tensors_of(spec).items() if not name.startswith("layers/")}
-    assert loaded.ends.keys() == (ends.keys() if world.rank == 0 else set())
-    for name, values in loaded.ends.items():
-        np.testing.assert_array_equal(values, ends[name])
+    wanted = {name: values for name, values in tensors_of(spec).items() if not name.startswith("layers/")}
+    assert ends.keys() == (wanted.keys() if world.rank == 0 else set())
+    for name, values in ends.items():
+        np.testing.assert_array_equal(values, wanted[name])
 
 
 @pytest.mark.parametrize("who", sized(["every second", "all", "rank 0 alone"], 3))
@@ -123,7 +128,13 @@ def test_rank_0_sends_a_share_in_bounded_pieces(setups, world, monkeypatch):
     monkeypatch.setattr(load, "STREAM_BYTES", limit := 2000)
     model = setups([0])
     send, sizes = world.weights.send, []
-    monkeypatch.setattr(world.weights, "send", lambda array, to: (sizes.append(array.nbytes), send(array, to)))
+
+    def sent(message, to):
+        if isinstance(message, np.ndarray):
+            sizes.append(message.nbytes)
+        send(message, to)
+
+    monkeypatch.setattr(world.weights, "send", sent)
 
     check(load_share(model, world), mixed_plan(world.size), world)
 
@@ -133,21 +144,50 @@ def test_rank_0_sends_a_share_in_bounded_pieces(setups, world, monkeypatch):
 
 
 @pytest.mark.sizes
-def test_another_file_than_rank_0s_is_refused_on_all_ranks(setups, world):
-    model = setups(range(world.size), seed=1)
+@pytest.mark.parametrize("lacks", [[], [1]])
+def test_another_file_than_rank_0s_is_refused_on_all_ranks(lacks, setups, world):
+    """Also where another rank has none, and waits for nothing."""
+    has = [rank for rank in range(world.size) if rank not in lacks]
+    model = setups(has, seed=1)
 
-    if world.size == 1:
+    if len(has) == 1:
         check(load_share(model, world), mixed_plan(world.size), world)
         return
-    with pytest.raises(HeptiError, match=r"1\.h5 differs .* \(rank 1\)"):
+    with pytest.raises(HeptiError, match=rf"1\.h5 differs .* \(rank {has[1]}\)"):
         load_share(model, world)
 
 
+class Damaged(InMemory):
+    def read_pieces(self, piece, bytes_limit, out=None):
+        raise HeptiError(f"{piece.name} is damaged")
+
+
+@pytest.mark.sizes
+@pytest.mark.parametrize("lacks", [[], [1]])
+def test_a_file_that_is_damaged_is_complained_of_on_all_ranks(lacks, world):
+    """And nobody waits for its rank."""
+    tensors, last = {"a": np.ones((9, 5), np.float32), "b": np.zeros(4, np.float32)}, world.size - 1
+    without = [rank for rank in lacks if rank < last]
+    file = (Damaged if world.rank == last else InMemory)(tensors.__getitem__)
+    source = load.WeightsSource(comm.world(), None if world.rank in without else file, without)
+    places = {name: np.empty_like(array) for name, array in tensors.items()}
+    lacking = (
+        Lacking([(TensorSlice(name, Span(0, len(out)), out.shape), out)], lambda: None) for name, out in places.items()
+    )
+
+    with pytest.raises(HeptiError, match=f"a is damaged{f' .rank {last}.' * (last > 0)}"):
+        source.complete(lacking)
+
+    for name, array in tensors.items() if world.rank != last else ():
+        np.testing.assert_array_equal(places[name], array)
+
+
 def test_progress_counts_every_byte_of_the_share(setups, world):
-    model, done = setups(range(world.size)), []
+    (path, *_), done = setups(range(world.size)), []
 
-    with WeightsFile(model.path) as file:
+    with WeightsFile(path) as file:
         plans = [mixed_plan(world.size)]
-        load.load(load.WeightsSource(world, file), POST, plans, lambda share, weights: weights, done.append)
+        source, bar = load.WeightsSource(world, file), nullcontext(done.append)
+        layers.load(source, POST, plans, lambda share, weights: weights, bar)
 
-    assert sum(done) == weights_bytes(POST, mixed_plan(world.size), world.rank)
+    assert sum(done) == weights_bytes(POST, mixed_plan(world.size), world.rank) == source.got_bytes

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hepti_mpi.engine.network import NetworkShare
 from tests import sweeps
-from tests.kit.convnets import emulate, plan_of, random_net, random_plan, reader
+from tests.kit.convnets import emulate, plan_of, random_net, random_plan
+from tests.kit.in_memory import network_of
 from tests.kit.sized import sized
 
 
@@ -15,7 +15,7 @@ def test_ranks_compute_what_one_rank_does(seed, tiles, world):
     net, tensors = random_net(rng, verbatim=seed % 2 == 0)
     pixels = rng.integers(0, 256, net.shapes["x"], dtype=np.uint8)
     plan = random_plan(net, rng, world.size, tiles=tiles)
-    network = NetworkShare(net, plan, world, reader(tensors))
+    network = network_of(tensors, net, plan, world)
     if world.rank == 0:
         network.image[...] = pixels
     for _ in range(2):  # the second time arrays have numbers of the first

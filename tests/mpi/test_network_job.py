@@ -221,7 +221,7 @@ def test_a_plan_that_changes_gives_the_same_answers(job, place, world, folder, m
         segments = (replace(own, shares=tuple(next(shares))) for own in plan.segments)
         changed = replace(plan, segments=tuple(segments))
         taken = replan == "auto"
-        return PlanChange(changed, "a test", 1.0, 0.5, taken)
+        return PlanChange(changed, "a test", 60.0, 0.5, taken)  # so long all may get what they lack
 
     monkeypatch.setattr(NetworkFollower, "took", took)
     code, _, _ = job(

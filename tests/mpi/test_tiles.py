@@ -5,13 +5,13 @@ import time
 import numpy as np
 import pytest
 
-from hepti_mpi.engine.network import NetworkShare
 from hepti_mpi.engine.tiles import TileTasks
 from hepti_mpi.kernels.slab import Slab
 from solver.schedule.networks.segment_steps import net_setting, price_segments
 from tests import sweeps
 from tests.kit.chains import boards, chain
-from tests.kit.convnets import emulate, plan_of, random_shares, reader
+from tests.kit.convnets import emulate, plan_of, random_shares
+from tests.kit.in_memory import network_of
 from tests.kit.sized import sized
 
 NET = chain(("conv", 8), ("relu",), ("pool",), ("conv", 8), ("conv", 4), size=24)
@@ -27,7 +27,7 @@ def tensors():
 def made(world, tensors, shares, grid=(6, 6), *, stealing, reuse=False):
     """Return this rank's share of the network, cut by tiles, and what it does of these."""
     plan = plan_of(NET, [(len(NET.nodes), "tiles", tuple(shares), False, grid, stealing, reuse)], world.size)
-    network = NetworkShare(NET, plan, world, reader(tensors))
+    network = network_of(tensors, NET, plan, world)
     (tasks,) = (slab for step in network._steps for slab in step.slabs)
     assert isinstance(tasks, TileTasks)
     return network, tasks

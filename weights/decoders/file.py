@@ -21,9 +21,8 @@ from solver.base.spans import Span
 from solver.model.blocks import one_of
 from solver.model.decoder import Decoder, decoder_tensors
 from solver.model.kinds.weight import BLOCK, PRECISIONS, Weight
-from solver.plan.holdings import TensorSlice
 from weights.decoders.quantise import Levels, Scales, dequantise, quantise
-from weights.file.layout import STEP_BYTES, row_chunk
+from weights.file.layout import row_chunk
 from weights.file.store import LANGUAGE_MODEL, TensorFile, TensorWriter
 
 _SCALE = "/scale"
@@ -81,6 +80,9 @@ class DecoderFile(TensorFile):
     def _fits(self, dtype: np.dtype[Any]) -> bool:
         return super()._fits(dtype) or dtype in (np.uint8, np.float16)
 
+    def _widens(self, name: str) -> bool:
+        return not name.endswith(_SCALE)
+
     def _table(self, name: str) -> dict[str, Any]:
         with explained(f"{self.path}: the texts of {name} are damaged", ValueError):
             found: dict[str, Any] = json.loads(self._text(name) or "{}")
@@ -118,10 +120,7 @@ class DecoderFile(TensorFile):
                 blocks, scales = self.read_blocks(name, _whole_blocks(name, rows, weight.shape[0]))
                 return dequantise(blocks, scales, 0, rows.size, self._held(weight))
             return dequantise(*self.read_blocks(name, rows), 1, weight.shape[1], self._held(weight))
-        block = np.empty((rows.size, *weight.shape[1:]), np.float32)
-        for _ in self.read_pieces(TensorSlice(name, rows, block.shape), STEP_BYTES, block):
-            pass
-        return block
+        return self.read_rows(name, rows)
 
     def read_blocks(self, name: str, rows: Span | None = None) -> tuple[Levels, Scales]:
         """Read a tensor that is stored in blocks, or some of it, as it is stored.
@@ -141,21 +140,7 @@ class DecoderFile(TensorFile):
         HeptiError
             As `read`.
         """
-        blocks = self._rows(name, rows, np.dtype(np.uint8))
-        scales = self._rows(name + _SCALE, rows, np.dtype(np.float16))
-        if not np.isfinite(scales).all():
-            raise HeptiError(f"{self.path}: tensor {name} has NaN or infinite scales: convert it again")
-        return blocks, scales
-
-    def _rows(self, name: str, rows: Span | None, dtype: np.dtype[Any]) -> NDArray[Any]:
-        dataset, shape = self._dataset(name), self._shapes[name]
-        rows = rows or Span(0, shape[0])
-        if rows.stop > shape[0]:
-            raise ValueError(f"{name}: rows {rows.start} to {rows.stop}, it has {shape[0]}")
-        out = np.empty((rows.size, *shape[1:]), dtype)
-        if rows.size:
-            self._fill(dataset, name, (rows.start, *[0] * (len(shape) - 1)), out)
-        return out
+        return self.read_rows(name, rows), self.read_rows(name + _SCALE, rows)
 
 
 class DecoderWriter(TensorWriter):

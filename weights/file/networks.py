@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from solver.base.errors import HeptiError, explained
 from solver.base.spans import Span
 from solver.model.convnet import ConvNet
-from solver.plan.holdings import TensorSlice
-from weights.file.layout import STEP_BYTES, row_chunk, row_spans
+from weights.file.layout import row_chunk, row_spans
 from weights.file.store import NETWORK, TensorFile, TensorWriter
 
 
@@ -75,19 +74,13 @@ class NetworkFile(TensorFile):
     def _fits(self, dtype: np.dtype[Any]) -> bool:
         return super()._fits(dtype) or dtype.kind in "iub"
 
-    def read(self, name: str, first: Span | None = None) -> NDArray[Any]:
-        """Read a tensor, or a span of its first axis.
+    @property
+    def odd_types(self) -> Mapping[str, np.dtype[Any]]:  # noqa: D102
+        return {name: dtype for name in self._shapes if (dtype := self.type_of(name)) != np.float32}
 
-        Raises
-        ------
-        HeptiError
-            If it is missing, damaged, of another shape, or not finite.
-        """
-        stored = self._shapes[name]
-        span = first or Span(0, stored[0])
-        block = np.empty((span.size, *stored[1:]), self.dtype_of(name))
-        for _ in self.read_pieces(TensorSlice(name, span, block.shape), STEP_BYTES, block):
-            pass
+    def read(self, name: str, first: Span | None = None) -> NDArray[Any]:
+        """Read a tensor, or a span of its first axis; as `read_rows`."""
+        block = self.read_rows(name, first)
         return block if self.net.tensors[name] else block.reshape(())
 
 

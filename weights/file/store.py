@@ -23,7 +23,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from solver.base.arrays import Array
+from solver.base.arrays import Array, Numbers
 from solver.base.errors import HeptiError, explained
 from solver.base.hub import MAKE_ONE
 from solver.base.spans import Span
@@ -123,14 +123,23 @@ class TensorFile:
         """Return whether a tensor may be stored so."""
         return bool(dtype == self.dtype)
 
-    def read_pieces(self, piece: TensorSlice, bytes_limit: int, out: Array | None = None) -> Iterator[Array]:
+    def _widens(self, name: str) -> bool:
+        """Return whether numbers of half precision become float32."""
+        return True
+
+    @property
+    def odd_types(self) -> Mapping[str, np.dtype[Any]]:
+        """What tensors are read as, by their names, that the model does not say: what is not float32."""
+        return {}
+
+    def read_pieces(self, piece: TensorSlice, bytes_limit: int, out: Numbers | None = None) -> Iterator[Numbers]:
         """Yield a slice of a tensor in consecutive groups of rows, each of at most `bytes_limit` bytes.
 
         A group has at least one row, however many bytes that takes. It lies in `out`, or is a new array. Numbers of
-        half precision become float32.
+        half precision become float32, but scales.
         """
         dataset = self._dataset(piece.name)
-        dtype = np.dtype(np.float32) if dataset.dtype == np.float16 else dataset.dtype
+        dtype = self.type_of(piece.name)
         if out is not None and (out.shape != piece.shape or out.dtype != dtype or not out.flags.c_contiguous):
             raise ValueError(f"{piece.name}: {piece.shape} {dtype} does not fit into {out.shape} {out.dtype}")
         done = 0
@@ -141,10 +150,25 @@ class TensorFile:
             done = stop
             yield block
 
-    def dtype_of(self, name: str) -> np.dtype[Any]:
-        """Return the type of a tensor's numbers, as stored."""
+    def read_rows(self, name: str, rows: Span | None = None) -> Numbers:
+        """Read a tensor, or some rows of it, as `read_pieces` does.
+
+        Raises
+        ------
+        HeptiError
+            If it is missing, damaged, of another shape, or not finite.
+        """
+        shape = self._shapes[name]
+        rows = rows or Span(0, shape[0])
+        block = np.empty((rows.size, *shape[1:]), self.type_of(name))
+        for _ in self.read_pieces(TensorSlice(name, rows, block.shape), STEP_BYTES, block):
+            pass
+        return block
+
+    def type_of(self, name: str) -> np.dtype[Any]:
+        """Return the type of a tensor's numbers, as they are read."""
         dtype: np.dtype[Any] = self._dataset(name).dtype
-        return dtype
+        return np.dtype(np.float32) if dtype == np.float16 and self._widens(name) else dtype
 
     def stored_bytes(self, name: str) -> int:
         """Return how many bytes a tensor takes in the file."""
@@ -175,10 +199,10 @@ class TensorFile:
             )
         return dataset
 
-    def _read_rows(self, dataset: Any, piece: TensorSlice, rows: Span, out: Array) -> None:
+    def _read_rows(self, dataset: Any, piece: TensorSlice, rows: Span, out: Numbers) -> None:
         """Read some rows of a piece into `out` and refuse what is not finite."""
         start = (rows.start, piece.columns.start if piece.columns else 0, *[0] * (out.ndim - 2))[: out.ndim]
-        half = dataset.dtype == np.float16
+        half = dataset.dtype == np.float16 and out.dtype == np.float32
         target: npt.NDArray[Any] = np.empty(out.shape, np.float16) if half else out
         self._fill(dataset, piece.name, start, target)
         if half:

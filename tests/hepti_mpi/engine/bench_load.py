@@ -19,8 +19,8 @@ import h5py
 import numpy as np
 
 from hepti_mpi.comm import group as comm
-from hepti_mpi.engine.layers import block_kernels
-from hepti_mpi.engine.load import WeightsSource, load
+from hepti_mpi.engine.layers import block_kernels, load
+from hepti_mpi.engine.load import WeightsSource
 from hepti_mpi.kernels.backends import backend
 from solver.model.precision import FLOAT32, INT8
 from solver.plan.holdings import weights_bytes

@@ -9,6 +9,7 @@ from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_plan import whole_on
 from solver.schedule.decoders.passes import DecoderPasses
 from tests.kit.decoders import small_model
+from tests.kit.in_memory import take_all
 from weights.decoders.file import DecoderFile, DecoderWriter
 from weights.decoders.forward import feed, norm
 
@@ -22,7 +23,8 @@ def test_an_mlp_is_that_of_its_numbers(tmp_path, hidden, ffn):
             numbers = random.standard_normal(weight.shape, np.float32) * 0.2
             writer.write(name, 0, numbers + np.float32(0.3 if weight.summed is not None else 1))
     with DecoderFile(tmp_path / "m.h5") as weights:
-        share = Share(DecoderPasses(model, whole_on(model, ("one",), 0, context=32, precision="int4m")), 0, weights)
+        share = Share(DecoderPasses(model, whole_on(model, ("one",), 0, context=32, precision="int4m")), 0)
+        take_all(share.lacking(), weights)
         x = random.standard_normal((1, 5, hidden), np.float32)
         mlp, head = (
             run.runs[0] for key, run in share.graphs.items() if key[-1][0] in ("layers/0/mlp/down", "head/logits")

@@ -19,7 +19,7 @@ from solver.model.convnet import ConvNet, Node, Picture
 from solver.plan.segments import unrolled
 from tests.kit.chains import chain
 from tests.kit.convnet_reference import to_onnx
-from tests.kit.convnets import Builder, emulate, plan_of, random_net, random_plan, reader
+from tests.kit.convnets import Builder, emulate, plan_of, random_net, random_plan
 from tests.sweeps import count, seeds
 
 
@@ -118,20 +118,16 @@ def made_large():
     before = peak_bytes()
 
     with freed_at_once():
-        made = Slab(net, shares, 0, shares.pieces[0][0], read_anew(net))
+        made = Slab(net, shares, 0, shares.pieces[0][0])
+        made.bind({graph.key: graph.made(slab.session, read_anew) for graph in made.graphs})
 
     assert made.leaves.keys() == {"gemm1"}
     return peak_bytes() - before
 
 
-def read_anew(net):
-    """Return what reads any tensor, as a new array."""
-
-    def read(name, first):
-        count, *others = net.tensors[name]
-        return np.ones((count if first is None else first.size, *others), np.float32)
-
-    return read
+def read_anew(piece):
+    """Return a slice of any tensor, as a new array."""
+    return np.ones(piece.shape, np.float32)
 
 
 def peak_bytes():
@@ -142,15 +138,14 @@ def peak_bytes():
 def test_tiles_of_one_shape_within_the_image_share_a_session():
     """Of 5 × 5 tiles of 8 × 8 pixels corners and edges pad otherwise: nine graphs, of the same weights."""
     net = chain(("conv", 4), ("relu",), ("conv", 4), size=40)
-    tensors = {name: np.ones(shape, np.float32) for name, shape in net.tensors.items()}
     plan = plan_of(net, [(3, "tiles", [1.0], False, (5, 5))], 1)
     (shares,) = unrolled(net, plan)
     shared = Shared(in_place=True)
 
-    for tile in shares.tiles:
-        Slab(net, shares, 0, tile, reader(tensors), shared)
+    graphs = [graph for tile in shares.tiles for graph in Slab(net, shares, 0, tile, shared).graphs]
 
-    assert len(shared.graphs) == 9
+    assert len({graph.key for graph in graphs}) == 9
+    assert {piece for graph in graphs for piece in graph.slices} == {*graphs[0].slices}
 
 
 @pytest.mark.parametrize("grid", [(2, 2), (3, 3), (2, 3)])

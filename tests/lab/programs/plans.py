@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from hepti_mpi.__main__ import limit_threads
 from hepti_mpi.comm.group import world
 from hepti_mpi.engine.batch import Batch
-from hepti_mpi.engine.layers import block_kernels, rank_layers
-from hepti_mpi.engine.load import WeightsSource, load
+from hepti_mpi.engine.layers import block_kernels, load, rank_layers
+from hepti_mpi.engine.load import WeightsSource
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels import backends, embeddings
 from solver.base import clock
@@ -36,12 +36,11 @@ batch, ids = Batch.of_lengths([rows]), np.random.default_rng(0).integers(1000, 2
 with WeightsFile(Path(sys.argv[1])) as file:
     # Kernels that several plans have in common are there once.
     make = partial(block_kernels, backend.graph)
-    weights = load(WeightsSource(group, file), file.spec, list(plans.values()), make)
+    tensors, held = load(WeightsSource(group, file), file.spec, list(plans.values()), make)
 stacks = {
-    name: Stack(file.spec, plan, rank_layers(file.spec, plan, group.rank, weights.layers), group, backend)
+    name: Stack(file.spec, plan, rank_layers(file.spec, plan, group.rank, held), group, backend)
     for name, plan in plans.items()
 }
-tensors = weights.ends
 
 seconds = {name: [] for name in stacks}
 for _ in range(turns):

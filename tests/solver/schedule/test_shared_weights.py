@@ -42,7 +42,11 @@ def test_every_segment_has_its_own():
 def test_a_graph_reads_them_once(monkeypatch):
     net, tensors = unrolled()
     read = []
-    monkeypatch.setattr("tests.kit.convnets.reader", lambda own: lambda name, first: read.append(name) or own[name])
+
+    def reader(own):
+        return lambda piece: read.append(piece.name) or own[piece.name]
+
+    monkeypatch.setattr("tests.kit.convnets.reader", reader)
 
     emulate(net, tensors, plan_of(net, [(len(net.nodes), "rows", (1.0,))], 1), np.zeros(net.shapes["x"], np.uint8))
 
