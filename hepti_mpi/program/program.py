@@ -261,7 +261,7 @@ class Program:
             return
         share, shape, last = self._share, self._shape, step.run[-1][0]
         graphs = share.graphs[key_of(step.run, called)]
-        attends = next((part for part, _ in step.run if part.role == "contexts"), None)
+        attends = next((part for part, _ in step.run if part.recalls), None)
         arrays = {called(name): self._rows(called(name), box, attends) for name, box in step.reads.items()}
         results = {called(name): self._rows(called(place), box, attends) for place, name, box in step.written}
         scaled = None

@@ -137,7 +137,7 @@ class Share(Generic[AnyPasses]):
                 continue
             self.graphs[key] = old.graphs[key] if old and key in old.graphs else self._made(run, leaves, source)
             for part, region in run:
-                if part.role == "contexts":
+                if part.recalls:
                     self._keep(part, region[HEAD], old)
             give_back()
 

@@ -6,9 +6,9 @@ A person can write one by hand:
      "precision": "int4", "context": 4096,
      "stages": [{"layers": [0, 16], "heads": [8, 24], "columns": [2048, 6144]}], "words": [32064, 96192]}
 
-`heads`, `columns` and `words` are how many every device has, in their order; `cache` and `wire` are float32,
-`sequences` is 1, and `two_steps_from` 8 rows, where nothing else is written. A stage may have `rows`, parts of a
-prompt's rows for every device; then the plan says from how many rows on, `rows_from`.
+`heads` and `columns`, the axes of its blocks, and `words` are how many every device has, in their order; `cache` and
+`wire` are float32, `sequences` is 1, and `two_steps_from` 8 rows, where nothing else is written. A stage may have
+`rows`, parts of a prompt's rows for every device; then the plan says from how many rows on, `rows_from`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from solver.base.errors import HeptiError
 from solver.base.spans import Partition
 from solver.model.decoder import KIND, Decoder
 from solver.model.kinds.attention import CACHES
+from solver.model.kinds.every import KINDS
 from solver.model.kinds.weight import PRECISIONS
-from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage
+from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage, totals_of
 from solver.plan.fields import (
     FORMAT,
     checked,
@@ -44,7 +45,6 @@ KNOWN = (
     "format", "kind", "system", "model", "devices", "precision", "cache", "wire", "context", "sequences",
     "two_steps_from", "rows_from", "stages", "words", "predicted",
 )  # fmt: skip
-STAGE_KEYS = ("layers", "heads", "columns", "rows")
 
 
 def read_decoder_plan(path: Path, model: Decoder | None = None) -> DecoderPlan:
@@ -98,8 +98,7 @@ def decoder_plan_table(model: Decoder, plan: DecoderPlan) -> dict[str, Any]:
         "stages": [
             {
                 "layers": [stage.layers.start, stage.layers.stop],
-                "heads": list(stage.heads.counts),
-                "columns": list(stage.columns.counts),
+                **{axis: list(own.counts) for axis, own in stage.shares.items()},
                 **({"rows": list(stage.rows)} if stage.rows else {}),
             }
             for stage in plan.stages
@@ -120,7 +119,8 @@ def _plan(table: dict[str, Any], model: Decoder | None) -> DecoderPlan:
     if model is not None and (name != model.name or fingerprint not in ("", model.fingerprint)):
         others = " of other layers or widths" * (name == model.name)
         raise HeptiError(f"this is the plan of {name}{others}, the model is {model.name}: plan again")
-    stages = tuple(_stage(entry, number, len(devices)) for number, entry in enumerate(get(table, "stages", list)))
+    entries = enumerate(get(table, "stages", list))
+    stages = tuple(_stage(entry, number, len(devices), model) for number, entry in entries)
     if not stages:
         raise HeptiError("the plan has no stages: write one at least, of all layers")
     return DecoderPlan(
@@ -145,14 +145,17 @@ def _sequences(count: int) -> int:
     return count
 
 
-def _stage(entry: Any, number: int, devices: int) -> DecoderStage:
+def _stage(entry: Any, number: int, devices: int, model: Decoder | None) -> DecoderStage:
     try:
-        for key in checked(entry, dict, "a stage"):
-            if key not in STAGE_KEYS:
-                raise HeptiError(f"unknown key {key!r} (known: {', '.join(STAGE_KEYS)})")
-        heads, columns = (_counts(entry, what, devices) for what in ("heads", "columns"))
+        layers = span_of(get(checked(entry, dict, "a stage"), "layers", list))
+        axes = [kind.axis for kind in KINDS.values() if kind.axis] if model is None else [*totals_of(model, layers)]
+        known = ("layers", *axes, "rows")
+        for key in entry:
+            if key not in known:
+                raise HeptiError(f"unknown key {key!r} (known: {', '.join(known)})")
+        shares = {axis: _counts(entry, axis, devices) for axis in axes if axis in entry or model is not None}
         rows = tuple(not_negative(checked(own, int, "rows"), "rows") for own in get(entry, "rows", list, []))
-        return DecoderStage(span_of(get(entry, "layers", list)), heads, columns, rows)
+        return DecoderStage(layers, shares, rows)
     except HeptiError as error:
         raise HeptiError(f"stage {number}: {error}") from error
     except KeyError as error:

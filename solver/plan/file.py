@@ -19,7 +19,7 @@ from solver.base.errors import HeptiError
 from solver.base.spans import Partition, Span
 from solver.model.blocks import Cut
 from solver.model.kinds.attention import Attention
-from solver.model.spec import KINDS
+from solver.model.kinds.every import KINDS
 from solver.plan.fields import (
     FORMAT,
     checked,

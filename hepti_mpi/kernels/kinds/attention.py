@@ -82,7 +82,6 @@ def add_contexts(graph: PartGraph, part: Part, region: RankRegion) -> None:
     if part.writes.name in graph.leaves:
         found = graph.node("Identity", [_narrowed(graph, attention, found)], part.writes.name)
     graph.heads["c"] = found
-    graph.made.add(part.writes.name)
 
 
 def add_output(graph: PartGraph, part: Part, region: RankRegion) -> None:
@@ -92,7 +91,6 @@ def add_output(graph: PartGraph, part: Part, region: RankRegion) -> None:
     if here and contexts.name not in graph.leaves:  # as wide as the operator gives them
         matrix = _widened(_kind(part), matrix, 0)
     graph.product(graph.heads["c"] if here else graph.value(contexts), part.writes.name, matrix)
-    graph.made.add(part.writes.name)
 
 
 def _kind(part: Part) -> Attention:

@@ -191,7 +191,7 @@ class NumpyRun:
         reads = [value.name for own in self._parts for value in own.part.reads if not value.state]
         names = [name for name in dict.fromkeys(reads) if name not in made]
         for own in self._parts:
-            if own.part.role == "contexts":
+            if own.part.recalls:
                 names += self._state(own)
         return names
 

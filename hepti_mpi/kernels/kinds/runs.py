@@ -38,6 +38,8 @@ def session_of(
     graph = PartGraph(source, frozenset(leaves), cache)
     for part, region in run:
         NODES[part.role](graph, part, region)
+        if part.writes.name not in graph.sums:
+            graph.made.add(part.writes.name)
     for part, _ in run:
         if part.writes.name in leaves:
             graph.gives(graph.value(part.writes), ["batch", "rows", f"{part.name} columns"])

@@ -29,7 +29,6 @@ def add_logits(graph: PartGraph, part: Part, region: RankRegion) -> None:
     tensor = next(own for own in part.tensors if own.axis == WORD)
     cap = part.kind.softcap
     logits = part.writes.name
-    graph.made.add(logits)
     graph.product(n, "raw" if cap else logits, graph.matrix(part, tensor.leaf, region))
     if cap:
         limit = graph.constant("cap", np.array(cap, np.float32))

@@ -20,6 +20,7 @@ from solver.plan.decoder_plan import DecoderPlan, DecoderPrediction, DecoderStag
 from solver.plan.plan import Wire
 from solver.plan.segment_file import any_plan_from_json, read_any_plan, read_segments
 from tests.kit import refused
+from tests.kit.decoders import shares
 
 MODEL = named_decoder("llama-3.2-1b")
 HAND = {
@@ -32,7 +33,7 @@ HAND = {
     "stages": [{"layers": [0, 16], "heads": [8, 24], "columns": [2048, 6144]}],
     "words": [32064, 96192],
 }
-STAGE = DecoderStage(Span(0, 16), Partition.of_counts([8, 24]), Partition.of_counts([2048, 6144]))
+STAGE = DecoderStage(Span(0, 16), shares([8, 24], [2048, 6144]))
 PLAN = DecoderPlan("", ("pi-0", "pi-1"), (STAGE,), Partition.of_counts([32064, 96192]), precision="int4")
 
 

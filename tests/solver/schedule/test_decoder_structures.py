@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from solver.base.spans import Partition, Span
+from solver.model.kinds.part import FFN, HEAD
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import answer_seconds, answers_seconds, setting_of
@@ -47,7 +48,9 @@ def plans_of_one_structure(seed, many):
     ]
     for _ in range(many):
         stages = tuple(
-            DecoderStage(Span(start, stop), shared_out(random, 12, heads), shared_out(random, 64, columns), own)
+            DecoderStage(
+                Span(start, stop), {HEAD: shared_out(random, 12, heads), FFN: shared_out(random, 64, columns)}, own
+            )
             for start, stop, (heads, columns), own in zip(edges, edges[1:], crews, rows, strict=False)
         )
         plan = DecoderPlan("x", tuple("abcd"), stages, shared_out(random, 90, words), **facts)
