@@ -19,8 +19,10 @@ from hepti_mpi.kernels.backends import backend
 from hepti_mpi.kernels.kinds.numpy_run import NUMBERS
 from hepti_mpi.kernels.kinds.runs import NODES
 from hepti_mpi.kernels.products import AddResidual, Linear, Norm
+from hepti_mpi.measure.random_decoder import RandomDecoder
 from solver.base.spans import Partition
 from solver.cluster.curves import Kernel
+from solver.cluster.decoder_curves import DecoderPart
 from solver.model.blocks import Block, BlockKind, Cut
 from solver.model.decoder import Decoder, decoder_tensors
 from solver.model.kinds.every import KINDS
@@ -39,7 +41,7 @@ from solver.schedule.encoders.stages import price_plan
 from solver.schedule.encoders.steps import ByTiles, Call, Lay
 from solver.show.schedule_table import schedule_rows
 from solver.systems import make_plan
-from solver.systems.decoders import plan_decoder
+from solver.systems.decoders import SYSTEMS, plan_decoder
 from tests import sweeps
 from tests.kit import decoders, reference
 from tests.kit.answers import boards
@@ -203,6 +205,9 @@ class Gated(BlockKind):
 
     gates: int
 
+    def resized(self, total):
+        return replace(self, gates=total)
+
     def tensors(self, name, stream):
         uses = {"one": (TensorUse.INTO, 1), "three": (TensorUse.INTO, 1), "two": (TensorUse.OUT, 0)}
         return stream.with_norms(
@@ -276,6 +281,26 @@ def test_a_model_with_it_is_read_as_it_was_written(gated_model):
     assert Decoder.from_json(gated_model.to_json()) == gated_model
     assert names.index("layers/2/gated/two/weight") < names.index("layers/2/attention/output/weight")
     assert names.index("layers/2/attention/output/weight") < names.index("layers/2/gated.2/two/weight")
+
+
+def test_every_system_plans_a_model_with_it(gated_model):
+    cluster, asked = boards(2e6, 6e6, 5e5), TokenRequest(prompt=19, tokens=6, context=64)
+    for system in SYSTEMS:
+        plan = plan_decoder(system, gated_model, cluster, asked)
+
+        plan.check(gated_model, 3)
+        assert all(stage.shares[GATES].total == 72 for stage in plan.stages)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "onnxruntime"])
+def test_a_profile_measures_it_where_it_is_priced_as_what_is_measured(backend, gated_model):
+    """The first block of a model that has the curve of the MLP is the one that is timed."""
+    random = RandomDecoder(gated_model, "int4", backend)
+    for size in random.sizes(DecoderPart.MLP):
+        random.call(DecoderPart.MLP, size, 2)()
+
+    assert isinstance(random.kind(DecoderPart.MLP), Gated)
+    assert random.bytes_of(DecoderPart.MLP, 32) == 40 * 4 + 2 * 32 * 64 * 0.625 + 40 * 20
 
 
 def logits_and_bytes(ranks, embed, tokens, model):
