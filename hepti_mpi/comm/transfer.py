@@ -118,11 +118,18 @@ class Incoming:
             return []
         return [own[0][1] for own in places]
 
-    def opened(self, message: Message, coding: Coding) -> tuple[Sequence[Callable[[], object]], list[Numbers]]:
+    def numbers(self, message: Message, coding: Coding) -> Numbers:
+        """Return the place for its numbers: its own, where they are not coded."""
+        if self.dtype != np.float32 or coding is EXACT:
+            return message
+        return np.empty(_rows(self.shapes, by_rows=self.by_rows), np.float32)
+
+    def opened(
+        self, message: Message, numbers: Numbers, coding: Coding
+    ) -> tuple[Sequence[Callable[[], object]], list[Numbers]]:
         """Return what is called once the message is here, and the arrays that have its parts then."""
-        numbers, calls = message, []
-        if self.dtype == np.float32 and coding is not EXACT:
-            numbers = np.empty(_rows(self.shapes, by_rows=self.by_rows), np.float32)
+        calls: list[Callable[[], object]] = []
+        if numbers is not message:
             calls.append(partial(coding.decode, message, numbers))
         ends = list(accumulate(part.size for part in self.parts))
         flat = np.split(numbers.reshape(-1), ends[:-1])
@@ -133,9 +140,11 @@ class Incoming:
 
     def take(self, message: Message, coding: Coding) -> None:
         """Write what has arrived where it belongs."""
-        _call(self.opened(message, coding)[0])
+        _call(self.opened(message, self.numbers(message, coding), coding)[0])
 
 
+# Where messages arrive and their numbers lie, by what they are; exchanges of which one runs at a time share them.
+Rooms = dict[tuple[object, ...], tuple[Message, Numbers]]
 Where = tuple[int, int] | View  # a part of a message that arrives, by their numbers; or what this rank has itself
 
 
@@ -168,12 +177,16 @@ class RankExchange:
     equal
         Whether all ranks go on with what travelled, so that they have equal numbers, to the last bit. Else a rank keeps
         what it has itself as it is.
+    rooms
+        Where messages arrive, by MPI; None: in its own.
     """
 
     def __init__(
-        self, group: Group, items: Sequence[Item], coding: Coding, *, by_rows: bool = True, equal: bool = False
-    ) -> None:
+        self, group: Group, items: Sequence[Item], coding: Coding, *, by_rows: bool = True, equal: bool = False,
+        rooms: Rooms | None = None,
+    ) -> None:  # fmt: skip
         self._group, self._coding = group, coding
+        self._rooms: Rooms = {} if rooms is None else rooms
         self._requests: list[Any] = []
         self._places: list[Message] = []  # where messages arrive by MPI, made by the first that is awaited
         self._taking: list[Sequence[Callable[[], object]]] = []  # what is called once each is here
@@ -221,14 +234,23 @@ class RankExchange:
     def post(self) -> None:
         """Post all receives."""
         if not self._last and not self._places:
-            self._places = [incoming.place(self._coding) for incoming in self._receives]
-            opened = [own.opened(place, self._coding) for own, place in zip(self._receives, self._places, strict=True)]
+            rooms = [self._room(number, incoming) for number, incoming in enumerate(self._receives)]
+            self._places = [place for place, _ in rooms]
+            opened = [own.opened(*room, self._coding) for own, room in zip(self._receives, rooms, strict=True)]
             self._taking = [calls for calls, _ in opened]
             self._last = self._adding([arrays for _, arrays in opened])
         self._requests = [
             self._group.post_receive(place, incoming.peer, Tag.WHOLE)
             for incoming, place in zip(self._receives, self._places, strict=True)
         ]
+
+    def _room(self, number: int, incoming: Incoming) -> tuple[Message, Numbers]:
+        """Return where a message arrives, and where its numbers lie."""
+        key = number, *incoming.shapes, incoming.dtype.str, incoming.by_rows, self._coding is EXACT
+        if key not in self._rooms:
+            place = incoming.place(self._coding)
+            self._rooms[key] = place, incoming.numbers(place, self._coding)
+        return self._rooms[key]
 
     def send(self, piece: int) -> None:
         """Send what others want of a piece that is computed."""
@@ -277,7 +299,10 @@ class RankExchange:
             [(peer, message) for (own, _), message in zip(leaving, sent, strict=True) for peer in own.peers],
             [(incoming.peer, message) for incoming, message in zip(self._receives, places, strict=True)],
         )
-        opened = [incoming.opened(place, coding) for incoming, place in zip(self._receives, places, strict=True)]
+        opened = [
+            incoming.opened(place, incoming.numbers(place, coding), coding)
+            for incoming, place in zip(self._receives, places, strict=True)
+        ]
         last = [call for (calls, _), own in zip(opened, lands, strict=True) if own is None for call in calls]
         last += self._adding([arrays for _, arrays in opened])
 

@@ -17,7 +17,7 @@ from hepti_mpi.decoding.ranks import likeliest
 from hepti_mpi.kernels.backends import ONNXRUNTIME, run_maker
 from hepti_mpi.kernels.blocks import Blocks
 from hepti_mpi.kernels.kinds.heads import check_width, turning_tables, wide
-from hepti_mpi.kernels.kinds.held import Matrix, PartRun, RankRegion
+from hepti_mpi.kernels.kinds.held import Matrix, PartRun
 from hepti_mpi.measure.profile_kernels import random_numbers
 from hepti_mpi.measure.timing import TimedCall
 from solver.base.arrays import Array, Numbers
@@ -28,7 +28,7 @@ from solver.cluster.decoder_curves import DecoderPart
 from solver.model.blocks import BlockKind, total_of
 from solver.model.decoder import Decoder, layer_parts
 from solver.model.kinds.attention import Attention
-from solver.model.kinds.part import Part, PartTensor
+from solver.model.kinds.part import Part, PartTensor, RankRegion
 from solver.model.kinds.weight import BLOCK, PRECISIONS
 from solver.schedule.decoders.memory import block_bytes
 from weights.decoders.quantise import Levels, Scales, dequantise

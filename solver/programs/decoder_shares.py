@@ -56,7 +56,7 @@ from solver.schedule.decoders.memory import (
     HELD,
     block_bytes,
     cache_bytes,
-    rank_memory,
+    most_memory,
     work_bytes,
 )
 
@@ -228,7 +228,7 @@ def _program(task: StageTask, ranks: int, units: ShareUnits) -> SharesProgram:
     for k, (axis, token, prompts) in enumerate(zip(task.axes, units.token, units.prompt, strict=False)):
         phases.append((k, float(asked.tokens), _later(token, axis.blocks * sends)))
         phases.append((k, 1.0, _later(prompts, axis.blocks * sends_prompt)))
-    own = work_bytes(s.model, ranks, 0, 0, asked.context)
+    own = work_bytes(s.model, asked, 0, 0, shared=int(ranks > 1))
     return SharesProgram(
         units.counts, phases, task.blocks * (asked.tokens * joins + joins_prompt), list(_pairs(task, ranks)),
         task.room, np.full(s.devices, float(own)), units.share_bytes, units.unit_bytes,
@@ -517,7 +517,7 @@ def best_shares(task: StageTask, devices: tuple[str, ...]) -> DecoderPlan | None
 def _seconds(task: StageTask, devices: tuple[str, ...], counts: Counts) -> float:
     """Return the seconds of an answer; infinite where that cannot be, for memory or as words need a share beside."""
     plan = one_stage(task, devices, counts)
-    needs = rank_memory(task.s.model, plan)
+    needs = most_memory(task.s.model, plan)
     taking = plan.stages[0].ranks
     if any(words and rank not in taking for rank, words in enumerate(counts[-1])):
         return np.inf

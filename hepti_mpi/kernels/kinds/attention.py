@@ -19,12 +19,12 @@ from onnx import TensorProto
 
 from hepti_mpi.kernels.kinds.graph import PartGraph
 from hepti_mpi.kernels.kinds.heads import HEAD_MULTIPLE, runs_of, wide
-from hepti_mpi.kernels.kinds.held import Matrix, RankRegion
+from hepti_mpi.kernels.kinds.held import Matrix
 from hepti_mpi.kernels.ort import CONTRIBUTED
 from solver.base.arrays import Array
 from solver.base.spans import Span
 from solver.model.kinds.attention import Attention
-from solver.model.kinds.part import HEAD, KV, Part
+from solver.model.kinds.part import HEAD, KV, Part, RankRegion
 
 KINDS = {"float32": TensorProto.FLOAT, "int8": TensorProto.INT8}  # of a cache
 TURNED_MULTIPLE = 16  # and turns those of a multiple of so many itself, twice so many columns of them at a time

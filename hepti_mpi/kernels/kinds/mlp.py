@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from hepti_mpi.kernels.kinds.graph import PartGraph
-from hepti_mpi.kernels.kinds.held import RankRegion
 from solver.model.kinds.mlp import Mlp
-from solver.model.kinds.part import Part
+from solver.model.kinds.part import Part, RankRegion
 
 
 def add_up(graph: PartGraph, part: Part, region: RankRegion) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hepti_mpi.kernels.kinds.graph import PartGraph
-from hepti_mpi.kernels.kinds.held import RankRegion
-from solver.model.kinds.part import WORD, Part
+from solver.model.kinds.part import WORD, Part, RankRegion
 from solver.model.kinds.stream import Head
 
 

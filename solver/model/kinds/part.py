@@ -30,6 +30,7 @@ WHOLE = "whole"  # in place of an axis: everyone who takes part computes all of 
 
 Spans = NDArray[np.int64]  # [..., 2]
 Region = Mapping[str, Spans]
+RankRegion = Mapping[str, Span]  # of one rank
 Reaching = Callable[[Region], Spans]
 
 

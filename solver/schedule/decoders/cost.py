@@ -28,7 +28,7 @@ from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction
 from solver.plan.plan import Wire
 from solver.schedule.clocks import Messages
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
-from solver.schedule.decoders.memory import rank_memory
+from solver.schedule.decoders.memory import RankMemory, most_memory
 from solver.schedule.decoders.steps import (
     CANDIDATE_NUMBERS,
     EXACT_NAMES,
@@ -247,7 +247,7 @@ def sent_over(s: DecoderSetting, sizes: Sequence[tuple[int, int, float]]) -> Sum
 
 def price_pass(s: DecoderSetting, plan: DecoderPlan, rows: int, behind: int, chosen: int = 1) -> Price:
     """Price a pass of rows behind so many tokens, step by step; arguments as of `pass_steps`."""
-    held = tuple(needs.weights + needs.embedding for needs in rank_memory(s.model, plan))
+    held = tuple(needs.weights + needs.embedding for needs in most_memory(s.model, plan))
     return Price(tuple(pass_steps(s, plan, rows, behind, chosen)), held)
 
 
@@ -366,13 +366,11 @@ def answers_seconds(s: DecoderSetting, plans: Sequence[DecoderPlan], asked: Toke
     return _first(s, plans, asked.prompt) + asked.tokens * _seconds(s, plans, 1, asked.behind, 1)
 
 
-def predicted(s: DecoderSetting, plan: DecoderPlan, prompt: int, behind: int) -> DecoderPlan:
-    """Return the plan with what is predicted for it."""
+def predicted(
+    s: DecoderSetting, plan: DecoderPlan, memory: Sequence[RankMemory], prompt: int, behind: int
+) -> DecoderPlan:
+    """Return the plan with what is predicted for it; `memory` as `rank_memory` has it."""
     token = price_pass(s, plan, 1, behind)
     facts = token.prediction
-    memory = tuple(needs.total for needs in rank_memory(s.model, plan))
-    first_s = first_seconds(s, plan, prompt)
-    return replace(
-        plan,
-        predicted=DecoderPrediction(facts.seconds, first_s, facts.compute_s, facts.exchange_s, memory, prompt, behind),
-    )
+    parts = facts.seconds, first_seconds(s, plan, prompt), facts.compute_s, facts.exchange_s
+    return replace(plan, predicted=DecoderPrediction(*parts, tuple(needs.total for needs in memory), prompt, behind))

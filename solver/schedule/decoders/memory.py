@@ -19,7 +19,11 @@ from solver.model.kinds.part import WORD, PartTensor
 from solver.model.kinds.weight import PRECISIONS
 from solver.model.precision import Precision
 from solver.plan.decoder_plan import DecoderPlan
-from solver.schedule.decoders.asked import CHUNK_ROWS
+from solver.plan.plan import Wire
+from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
+from solver.schedule.decoders.passes import DecoderPasses
+from solver.schedule.places import arriving, own_steps, places_of
+from solver.schedule.schedule import ExchangeStep
 
 FLOAT_BYTES = 4
 
@@ -41,8 +45,9 @@ STORED = _in_blocks(2, int4=2, int8=2)  # in the file, where scales are float16
 
 NUMBER_BYTES = {"float32": 4, "int8": 1}  # of a number in the cache
 WORDS_KEPT = 2048  # embedded words that stay in rank 0's memory
-# Of [rows, hidden]: what came in, what goes out, a sum; beside the summands of all ranks.
-STREAMS = 3
+# Of [rows, hidden], at the most: the stream before a block, its summand, the sum, the stream after it; what arrives
+# from the stage before; and of every stage where ranks share blocks what arrives of summands and of sums.
+STREAMS, SUMS = 5, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +110,54 @@ def whole_units(model: Decoder, kind: BlockKind) -> dict[str, int]:
     return kind.units(Span(0, total_of(kind, model.stream)))
 
 
-def work_bytes(model: Decoder, ranks: int, width: int, words: int, context: int) -> int:
-    """Return what a rank computes with, at the most: a chunk's stream and summands, `width` columns, logits."""
-    rows = min(CHUNK_ROWS, context)
-    return PROGRAM_BYTES + FLOAT_BYTES * (rows * ((STREAMS + ranks) * model.hidden + width) + words)
+def work_bytes(
+    model: Decoder, asked: TokenRequest | DecoderPlan, width: int, words: int, *, shared: int,
+    numbers: int | None = None,
+) -> int:  # fmt: skip
+    """Return what a rank computes with: a chunk's values and messages, `width` columns, logits, and the program.
+
+    Parameters
+    ----------
+    shared
+        In how many stages it shares blocks with other ranks.
+    numbers
+        As `chunk_numbers` has it of a plan; None: at the most, as searches count it, which ask of thousands of plans.
+    """
+    rows = min(CHUNK_ROWS, asked.context)
+    if numbers is None:
+        numbers = (rows + 1) * (STREAMS + SUMS * _copies(asked.wire) * shared) * model.hidden
+    return PROGRAM_BYTES + FLOAT_BYTES * (numbers + rows * width + words)
+
+
+def _copies(wire: Wire) -> int:
+    """Return how often numbers lie there that arrive: as they travel, and as they are added."""
+    return 1 if wire is Wire.FLOAT32 else 2
+
+
+def chunk_numbers(model: Decoder, plan: DecoderPlan) -> list[int]:
+    """Return how many numbers of values every rank has in the pass of a prompt's chunk, and of messages that arrive."""
+    passes, rows = DecoderPasses(model, plan), min(CHUNK_ROWS, plan.context)
+    steps, given = passes.steps(rows, 1, folded=True), passes.given(rows)
+
+    def copies(step: ExchangeStep) -> int:
+        return _copies(plan.wire) if passes.coded(step) else 1
+
+    found = []
+    for rank in range(len(plan.devices)):
+        every = own_steps(steps, rank)
+        values = places_of(every, given if rank in passes.first else None)
+        found.append(values.numbers + arriving(every, copies))
+    return found
 
 
 def rank_memory(model: Decoder, plan: DecoderPlan) -> tuple[RankMemory, ...]:
     """Return what every rank needs; of one that takes no part and is not rank 0, nothing."""
+    numbers = chunk_numbers(model, plan)
+    return tuple(_of_rank(model, plan, rank, HELD[plan.precision], own) for rank, own in enumerate(numbers))
+
+
+def most_memory(model: Decoder, plan: DecoderPlan) -> tuple[RankMemory, ...]:
+    """Return what every rank needs, at the most, as searches count it: of passes that are not cut by rows."""
     return tuple(_of_rank(model, plan, rank, HELD[plan.precision]) for rank in range(len(plan.devices)))
 
 
@@ -121,13 +166,16 @@ def stored_bytes(model: Decoder, plan: DecoderPlan, rank: int) -> int:
     return _of_rank(model, plan, rank, STORED[plan.precision]).weights
 
 
-def _of_rank(model: Decoder, plan: DecoderPlan, rank: int, precision: Precision) -> RankMemory:
-    weights, cache, width, ranks = 0, 0, 0, 0
+def _of_rank(
+    model: Decoder, plan: DecoderPlan, rank: int, precision: Precision, numbers: int | None = None
+) -> RankMemory:
+    """Return what a rank needs that has so many numbers of values in a pass; None: at the most."""
+    weights, cache, width, shared = 0, 0, 0, 0
     tokens = plan.context * plan.sequences
     for stage in plan.stages:
         if rank not in stage.ranks:
             continue
-        ranks = len(stage.ranks)
+        shared += len(stage.ranks) > 1
         for layer, alike in groupby(model.layers[stage.layers.slice]):
             layers = len(list(alike))
             for kind in layer:
@@ -144,7 +192,7 @@ def _of_rank(model: Decoder, plan: DecoderPlan, rank: int, precision: Precision)
     embedding = embedding_bytes(model) if rank == 0 else 0
     if not weights and not embedding:
         return RankMemory(0, 0, 0, 0)
-    return RankMemory(weights, embedding, cache, work_bytes(model, ranks, width, words, plan.context))
+    return RankMemory(weights, embedding, cache, work_bytes(model, plan, width, words, shared=shared, numbers=numbers))
 
 
 def decoder_lacks(cluster: Cluster, memory: tuple[RankMemory, ...]) -> str:
@@ -158,16 +206,18 @@ def decoder_lacks(cluster: Cluster, memory: tuple[RankMemory, ...]) -> str:
     return f"does not fit: it would with {' and '.join(short)}" if short else ""
 
 
-def check_memory(model: Decoder, cluster: Cluster, plan: DecoderPlan) -> None:
-    """Refuse a plan for which devices lack memory.
+def check_memory(model: Decoder, cluster: Cluster, plan: DecoderPlan) -> tuple[RankMemory, ...]:
+    """Return what every rank needs; refuse a plan for which devices lack memory.
 
     Raises
     ------
     InfeasiblePlanError
         Naming them, with what they have and need.
     """
-    if lacks := decoder_lacks(cluster, rank_memory(model, plan)):
+    memory = rank_memory(model, plan)
+    if lacks := decoder_lacks(cluster, memory):
         raise InfeasiblePlanError(f"{model.name} by {plan.system} {lacks}")
+    return memory
 
 
 def _bytes(tensors: Iterable[PartTensor], units: Mapping[str, int], precision: Precision) -> int:

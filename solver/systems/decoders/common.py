@@ -72,7 +72,7 @@ def whole_layers(s: DecoderSetting, cluster: Cluster, asked: TokenRequest) -> Wh
         for layer in set(model.layers)
     )
     width = max(kind.made_columns(units) for kind, units in whole.items())
-    taken = work_bytes(model, 1, width, model.vocab, asked.context) + words_bytes(model, model.vocab, held)
+    taken = work_bytes(model, asked, width, model.vocab, shared=0) + words_bytes(model, model.vocab, held)
     room = memory_room(model, cluster) - taken
     return WholeLayers(seconds / len(model.layers), room, size)
 
@@ -119,9 +119,9 @@ def finished(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, plan: Dec
         If devices lack memory for it.
     """
     plan.check(s.model, s.devices)
-    check_memory(s.model, cluster, plan)
+    memory = check_memory(s.model, cluster, plan)
     plan = replace(plan, two_steps_from=two_steps_from(s, plan.stages))
-    return predicted(s, plan, asked.prompt, asked.behind)
+    return predicted(s, plan, memory, asked.prompt, asked.behind)
 
 
 def layers_do_not_fit(

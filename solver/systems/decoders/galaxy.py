@@ -79,5 +79,5 @@ def _unit_bytes(model: Decoder, asked: TokenRequest, axis: WholeAxis) -> int:
 
 
 def _beside(model: Decoder, cluster: Cluster, asked: TokenRequest) -> int:
-    """Return what a device needs beside its share, at the most: all logits, and the summands of all."""
-    return work_bytes(model, len(cluster.devices), 0, model.vocab, asked.context)
+    """Return what a device needs beside its share, at the most, with all logits."""
+    return work_bytes(model, asked, 0, model.vocab, shared=int(len(cluster.devices) > 1))

@@ -134,7 +134,8 @@ def _sets(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: Whole
         exchanges = [(often, summed(s, ranks, ranks, rows)) for rows, often in passes if len(ranks) > 1]
         sums = sum(often * own.longest_s for often, own in exchanges)
         layer_s = 1 / float((1 / whole.seconds[list(ranks)]).sum()) + blocks * sums
-        room = float(np.maximum(free[list(ranks)] - work_bytes(model, len(ranks), 0, 0, asked.context), 0.0).sum())
+        work = work_bytes(model, asked, 0, 0, shared=int(len(ranks) > 1))
+        room = float(np.maximum(free[list(ranks)] - work, 0.0).sum())
         held, held_last = (int(max(size, 0.0) // whole.size) for size in (room, room - head))
         hop_s = sum(often * _hop_s(s, ranks, rows) for rows, often in passes)
         if held:

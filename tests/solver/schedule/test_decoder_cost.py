@@ -274,7 +274,7 @@ def test_memory_that_lacks_is_named_with_both_numbers(kept):
 
 def test_what_is_predicted_stands_in_the_plan():
     s = here(SPEED, SPEED, plan=plan())
-    facts = predicted(s, plan(), 10, 20).predicted
+    facts = predicted(s, plan(), rank_memory(MODEL, plan()), 10, 20).predicted
 
     assert facts.token_s == pytest.approx(token_seconds(s, plan(), 20))
     assert facts.first_s == pytest.approx(first_seconds(s, plan(), 10))
