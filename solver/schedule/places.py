@@ -15,7 +15,7 @@ from solver.base.spans import Span
 from solver.model.kinds.part import ROW, Part, RankRegion, Value
 from solver.plan.decoder_plan import ROWS_BY_MPI
 from solver.plan.layout import Box
-from solver.schedule.regions import boxes, lengths, there
+from solver.schedule.regions import box_of, lengths, there
 from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep, unfolded
 
 RankRun = tuple[tuple[Part, RankRegion], ...]  # what a rank computes in a step: parts, and its region of each
@@ -189,10 +189,10 @@ def _own_compute(step: ComputeStep, rank: int, apart: Collection[str], read: Col
     for part, region in step.parts:
         needs = part.needs(region)
         for value in part.reads:
-            box = boxes(needs[value.name], value.axes)[rank]
+            box = box_of(needs[value.name], value.axes, rank)
             if box.size and value.name not in made and not value.state:
                 reads.append((value.name, box))
-        name, box = part.writes.name, boxes(part.result(region), part.writes.axes)[rank]
+        name, box = part.writes.name, box_of(part.result(region), part.writes.axes, rank)
         if box.size and name in step.leaves and name in read:
             written.append((f"{name} +" if name in apart else name, name, box))
     return OwnCompute(rank_run(step, rank), joined(reads), written)

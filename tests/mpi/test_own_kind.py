@@ -51,6 +51,7 @@ from tests.kit.decoder_ranks import on_ranks, random_plan
 from tests.kit.decoders import Weights, logits, small_model
 from tests.kit.encoders import tensors_of
 from tests.kit.in_memory import layers_of
+from tests.kit.placed import shorten
 from tests.kit.sized import sized
 from weights.file.store import WeightsFile
 from weights.synthesize import synthesize
@@ -304,10 +305,15 @@ def test_a_profile_measures_it_where_it_is_priced_as_what_is_measured(backend, g
     assert random.bytes_of(DecoderPart.MLP, 32) == 40 * 4 + 2 * 32 * 64 * 0.625 + 40 * 20
 
 
-def logits_and_bytes(ranks, embed, tokens, model):
-    """Return the likeliest logit of every row of a prompt, of tokens, and of a guess; and what was sent for tokens."""
+def logits_and_bytes(ranks, embed, tokens, model, then):
+    """Return the likeliest logit of every row of a prompt, of tokens, and of a guess; and what was sent for a token.
+
+    Before the guess another plan is gone over to.
+    """
     found, sent, start = [], [], 0
     for rows in (19, 1, 1, 4):
+        if rows == 4:
+            ranks.change(then, [0, start, 0])
         stream = np.empty((1, rows, model.hidden), np.float32)
         embed(tokens[start : start + rows], start, stream[0])
         found.append(ranks.compute(1, stream, [start], chosen=rows, count=1).logits[:, 0])
@@ -316,11 +322,12 @@ def logits_and_bytes(ranks, embed, tokens, model):
     return np.concatenate(found), sent[2] - sent[1]
 
 
-def check_decoder(world, model, plan, backend):
+def check_decoder(world, model, plan, backend, then=None):
     """Run passes as a plan says, compare with the oracle, and what was sent for a token with what was priced."""
     weights, tokens = Weights(model), np.random.default_rng(1).integers(0, model.vocab, 25).tolist()
+    lead = partial(logits_and_bytes, tokens=tokens, model=model, then=then or plan)
 
-    found, sent = on_ranks(world, weights, plan, partial(logits_and_bytes, tokens=tokens, model=model), backend=backend)
+    found, sent = on_ranks(world, weights, plan, lead, backend=backend)
 
     expected = logits(weights, tokens)
     assert np.abs(found - expected.max(1)).max() < 1e-5 * np.abs(expected).max()
@@ -350,8 +357,16 @@ def test_a_language_model_with_it_is_planned_and_runs_as_priced(backend, gated_m
 @pytest.mark.parametrize(
     ("stages", "rows_from", "backend"), sized(sweeps.cycled(4, [1, 2], [0, 8], ["numpy", "onnxruntime"]), 2)
 )
-def test_it_is_cut_by_uneven_and_empty_shares_and_by_rows(stages, rows_from, backend, gated_model, world):
+def test_it_is_cut_unevenly_by_rows_and_otherwise_from_a_token_on(stages, rows_from, backend, gated_model, world):
     rng = np.random.default_rng([world.size, stages, rows_from])
-    plan = random_plan(world, gated_model, rng, stages=stages, rows_from=rows_from)
+    plan, then = (random_plan(world, gated_model, rng, stages=stages, rows_from=rows_from) for _ in "ab")
 
-    check_decoder(world, gated_model, plan, backend)
+    check_decoder(world, gated_model, plan, backend, then)
+
+
+def test_a_span_of_it_that_is_one_too_short_is_noticed(gated_model, world, monkeypatch):
+    plan = random_plan(world, gated_model, np.random.default_rng(3))
+    shorten(monkeypatch, "shut")
+
+    with pytest.raises(AssertionError):
+        check_decoder(world, gated_model, plan, "numpy")

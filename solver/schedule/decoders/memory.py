@@ -142,11 +142,11 @@ def chunk_numbers(model: Decoder, plan: DecoderPlan) -> list[int]:
     def copies(step: ExchangeStep) -> int:
         return _copies(plan.wire) if passes.coded(step) else 1
 
-    found = []
-    for rank in range(len(plan.devices)):
+    found = [0] * len(plan.devices)
+    for rank in {rank for stage in plan.stages for rank in stage.ranks}:
         every = own_steps(steps, rank)
         values = places_of(every, given if rank in passes.first else None)
-        found.append(values.numbers + arriving(every, copies))
+        found[rank] = values.numbers + arriving(every, copies)
     return found
 
 
