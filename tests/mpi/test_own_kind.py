@@ -313,7 +313,9 @@ def logits_and_bytes(ranks, embed, tokens, model, then):
     found, sent, start = [], [], 0
     for rows in (19, 1, 1, 4):
         if rows == 4:
-            ranks.change(then, [0, start, 0])
+            ranks.prepare(then, 60.0)  # so long all ranks may get what they lack
+            assert ranks.work()
+            ranks.change([0, start, 0])
         stream = np.empty((1, rows, model.hidden), np.float32)
         embed(tokens[start : start + rows], start, stream[0])
         found.append(ranks.compute(1, stream, [start], chosen=rows, count=1).logits[:, 0])
