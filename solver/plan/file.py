@@ -27,7 +27,7 @@ from solver.model.kinds.attention import CACHES, Attention
 from solver.model.kinds.every import KINDS
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan import old_files
-from solver.plan.decoder_plan import ROWS_BY_MPI, WIRES, DecoderPlan, DecoderPrediction, DecoderStage
+from solver.plan.decoder_plan import ROWS_BY_MPI, WIRES, DecoderPlan, DecoderPrediction, DecoderStage, totals_of
 from solver.plan.fields import Amounts, PlanFields, parsed, read_with
 from solver.plan.plan import (
     NOTHING,
@@ -270,7 +270,7 @@ def _language_model(plan: PlanFields, model: Decoder | None) -> DecoderPlan:
     _, last, _ = staged[-1]
     return DecoderPlan(
         devices=devices,
-        stages=tuple(_decoder_stage(run, crew, devices) for _, crew, runs in staged for run in runs),
+        stages=tuple(_decoder_stage(run, crew, devices, model) for _, crew, runs in staged for run in runs),
         words=_shared(plan.sub("head"), "words", last, devices),
         precision=plan.word("precision", tuple(PRECISIONS), "float32"),
         cache=plan.word("cache", CACHES, "float32"),
@@ -282,14 +282,16 @@ def _language_model(plan: PlanFields, model: Decoder | None) -> DecoderPlan:
     )
 
 
-def _decoder_stage(run: PlanFields, crew: Sequence[str], devices: Sequence[str]) -> DecoderStage:
+def _decoder_stage(run: PlanFields, crew: Sequence[str], devices: Sequence[str], model: Decoder | None) -> DecoderStage:
     run.only("layers", *KINDS, "rows")
-    named = {KINDS[name].axis: name for name in run.table if name in KINDS}
-    if not named:
+    layers, named = run.span("layers"), {kind.axis: name for name, kind in KINDS.items()}
+    # Of a model that is not known, what there is.
+    axes = [axis for axis, name in named.items() if name in run] if model is None else totals_of(model, layers)
+    if not axes:
         raise run.error(f"there is no block: write what its layers consist of, of {', '.join(KINDS)}")
-    shares = {axis: _shared(run.sub(name), axis, crew, devices) for axis, name in named.items()}
+    shares = {axis: _shared(run.sub(named[axis]), axis, crew, devices) for axis in axes}
     rows = _over(devices, crew, run.numbers("rows", len(crew))) if "rows" in run else ()
-    return DecoderStage(run.span("layers"), shares, rows)
+    return DecoderStage(layers, shares, rows)
 
 
 def _shared(entry: PlanFields, axis: str, crew: Sequence[str], devices: Sequence[str]) -> Partition:

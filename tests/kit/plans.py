@@ -11,7 +11,7 @@ from solver.model.blocks import Cut
 from solver.model.kinds.attention import Attention
 from solver.model.spec import TextInput, encoder, encoder_widths
 from solver.plan.changes import everything
-from solver.plan.decoder_plan import ROWS_BY_MPI, WIRES, DecoderPlan, DecoderPrediction, DecoderStage
+from solver.plan.decoder_plan import ROWS_BY_MPI, WIRES, DecoderPlan, DecoderPrediction, DecoderStage, totals_of
 from solver.plan.holdings import end_slices
 from solver.plan.plan import BlockPlan, Keys, Plan, Prediction, Stage, StreamLayout, Wire
 from solver.plan.routes import Route
@@ -129,7 +129,7 @@ def decoder_plans(draw, model, max_ranks=4):
         return Partition.of_counts(own.get(rank, 0) for rank in range(ranks))
 
     stages = [
-        DecoderStage(Span(*span), over(crew, model.layers[0].attention.heads), over(crew, model.layers[0].mlp.ffn))
+        DecoderStage(Span(*span), {axis: over(crew, total) for axis, total in totals_of(model, Span(*span)).items()})
         for crew, span in zip(crews, pairwise(ends), strict=True)
     ]
     if rows_from:

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solver.base.errors import HeptiError
-from solver.base.spans import Partition, Span
+from solver.base.spans import Span
 from solver.model.blocks import Cut
+from solver.model.kinds.part import HEAD
 from solver.model.named_decoders import named_decoder
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.plan.file import plan_from_json, planned_model, read_any_plan, read_plan
@@ -21,6 +22,7 @@ from solver.plan.segments import Segment, SegmentCut, SegmentPlan, whole_parts
 from solver.plan.writing import plan_table, plan_to_json
 from tests.kit import refused
 from tests.kit.convnets import plan_of, random_net, random_plan
+from tests.kit.decoders import shares
 from tests.kit.plans import SPEC, changed, decoder_plans, plans
 from tests.sweeps import count, seeds
 from weights.networks_zoo import zoo_network
@@ -164,9 +166,8 @@ def test_a_language_model_by_hand_has_what_is_written():
     """Who is in no stage of a layer has nothing of it; words are the last stage's."""
     plan = load(BY_HAND["language model"], LANGUAGE_MODEL)
 
-    heads, columns = Partition.of_counts([8, 24, 0]), Partition.of_counts([2048, 6144, 0])
-    assert plan.stages[0] == DecoderStage(Span(0, 3), heads, columns, (0.3, 0.7, 0))
-    assert plan.stages[1].heads.counts == (0, 0, 32)
+    assert plan.stages[0] == DecoderStage(Span(0, 3), shares([8, 24, 0], [2048, 6144, 0]), (0.3, 0.7, 0))
+    assert plan.stages[1].shares[HEAD].counts == (0, 0, 32)
     assert plan.words.counts == (0, 0, 128256)
     assert (plan.precision, plan.context, plan.rows_from, plan.sequences) == ("int4", 4096, 8, 1)
 
