@@ -15,8 +15,8 @@ from solver.cluster.named import find_cluster
 from solver.model.blocks import Block, Cut, inner_of
 from solver.model.named import named_model
 from solver.model.spec import ModelSpec
-from solver.plan.file import plan_to_json
 from solver.plan.plan import BlockPlan, Plan, blockwise_plan
+from solver.plan.writing import plan_to_json
 from solver.programs.tiles_and_routes import sent_and_predicted
 from solver.systems import make_plan
 

@@ -198,10 +198,10 @@ class DecoderLeader(Speaker):
 
     def _read_plan(self) -> DecoderPlan:
         """Read the plan that is given; what the command line says goes before what it says."""
-        from solver.plan.decoder_file import read_decoder_plan
+        from solver.plan.file import read_plan
 
         options = self._options
-        plan = read_decoder_plan(options.plan, self._model)
+        plan = read_plan(options.plan, DecoderPlan, self._model)
         if plan.precision != self._file.precision:
             raise HeptiError(f"{options.plan} is for {plan.precision}, {options.model} is {self._file.precision}")
         said = {name: getattr(options, name) for name in ("context", "sequences", "cache", "wire")}
@@ -275,11 +275,11 @@ class DecoderLeader(Speaker):
 
     def close(self, told: Sequence[dict[str, Any]], places: Sequence[Place]) -> int:
         """Write and show what was asked for; return the exit code."""
-        from solver.plan.decoder_file import decoder_plan_table
+        from solver.plan.writing import plan_table
 
         options, model = self._options, self._model
         plan = self._plan = self._ranks.share.passes.plan
-        table = decoder_plan_table(model, plan)
+        table = plan_table(plan, model)
         predicted = self._predicted()
         here = runs_here(plan.devices, places)
         boards = boards_planned_for(options, here=here)
@@ -371,13 +371,13 @@ class DecoderLeader(Speaker):
 
     def _status(self) -> dict[str, Any]:
         """Return what a program may want to know of this run."""
-        from solver.plan.decoder_file import decoder_plan_table
+        from solver.plan.writing import plan_table
 
         ranks, plan = self._ranks, self._ranks.share.passes.plan
         each = zip(plan.devices, ranks.told_s.tolist(), ranks.sent_bytes.tolist(), strict=True)
         return {
             "model": self._model.name,
-            "plan": decoder_plan_table(self._model, plan),
+            "plan": plan_table(plan, self._model),
             "requests": self._count,
             "tokens": self._made,
             "ranks": [

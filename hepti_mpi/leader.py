@@ -55,8 +55,8 @@ from solver.cluster.cluster import Cluster
 from solver.model.precision import PRECISIONS
 from solver.model.spec import ModelSpec
 from solver.plan.changes import all_bytes
-from solver.plan.file import plan_to_json
 from solver.plan.plan import Plan, Wire
+from solver.plan.writing import plan_table
 from solver.schedule.encoders.memory import needed_bytes
 from solver.systems import planner_of
 from weights.file.store import ENCODER, WeightsFile
@@ -246,7 +246,7 @@ class Leader(Speaker):
         assert self._stack is not None  # lines are read when everything is loaded
         assert self._sums is not None
         replans, replanned = (self._conductor.decisions, self._conductor.replanned) if self._conductor else ((), 0)
-        plan, meters = plan_to_json(self._stack.plan), self._sums.look()
+        plan, meters = plan_table(self._stack.plan), self._sums.look()
         return job_status(self._spec.name, plan, self._tally, meters, [*replans], replanned)
 
     @contextmanager
@@ -265,7 +265,7 @@ class Leader(Speaker):
         """Write and show what was asked for; return the exit code."""
         options = self._options
         report = job_report(
-            self._spec.name, plan_to_json(self._plan), options.wire, self._tally, ranks, self._places, options
+            self._spec.name, plan_table(self._plan), options.wire, self._tally, ranks, self._places, options
         )
         report |= prediction(self._spec, self._cluster, self._plan, self._tally.rows, self._plan_of)
         report["predicted_for"] = None if report["predicted_seconds"] is None else self._boards

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
@@ -52,9 +51,10 @@ from solver.base.phrases import counted
 from solver.cluster.cluster import PROGRAM_BYTES, Cluster
 from solver.cluster.named import find_cluster
 from solver.model.convnet import ConvNet
+from solver.plan.file import read_plan
 from solver.plan.plan import Wire
-from solver.plan.segment_file import read_segments, segments_to_json
 from solver.plan.segments import THROUGHPUT, SegmentPlan
+from solver.plan.writing import plan_table
 from solver.schedule.networks.segment_steps import memory_of, net_setting, predicted, weights_of
 from solver.systems import DEFAULT
 from weights.file.networks import NetworkFile
@@ -303,7 +303,7 @@ class NetworkLeader(Speaker):
             if self._complained:
                 return 2
             raise HeptiError(f"--input {options.input} is empty")
-        plan = segments_to_json(self._net, self._plan)
+        plan = plan_table(self._plan, self._net)
         report = job_report(self._net.name, plan, self._plan.wire, self._tally, ranks, places, options)
         report["predicted_seconds"] = self._plan.predicted.seconds if self._plan.predicted else None
         report["replans"] = self._changes
@@ -437,13 +437,13 @@ class NetworkLeader(Speaker):
     def _status(self) -> dict[str, Any]:
         assert self._held is not None  # lines are read when everything is loaded
         assert self._sums is not None
-        plan = segments_to_json(self._net, self._plan)
+        plan = plan_table(self._plan, self._net)
         replanned = sum(change["taken"] for change in self._changes)
         found = job_status(self._net.name, plan, self._tally, self._sums.look(), self._changes, replanned)
         return found | ({} if self._replicas is None else {"replicas": self._replica_tables(self._replicas.plans)})
 
     def _replica_tables(self, plans: Sequence[SegmentPlan]) -> list[dict[str, Any]]:
-        return [json.loads(segments_to_json(self._net, plan)) for plan in plans]
+        return [plan_table(plan, self._net) for plan in plans]
 
     @contextmanager
     def _takers(self) -> Iterator[Sequence[Take]]:
@@ -527,7 +527,7 @@ def plan_of_file(options: argparse.Namespace, net: ConvNet, ranks: int, cluster:
     HeptiError
         If it does not fit the network or the number of ranks.
     """
-    plan = read_segments(options.plan, net)
+    plan = read_plan(options.plan, SegmentPlan, net)
     plan.check(net, ranks)
     if options.wire not in (Wire.FLOAT32, plan.wire):
         plan = replace(plan, wire=options.wire, predicted=None)

@@ -84,7 +84,7 @@ def choose(
     # Example boards have nothing that could change.
     may_change = options.replan != "off" and cluster is not None and ranks > 1
     if options.plan is not None:
-        plan = read_plan(options.plan)
+        plan = read_plan(options.plan, Plan)
         plan.check(spec, ranks)
         if may_change:
             assert cluster is not None

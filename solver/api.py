@@ -18,12 +18,10 @@ from solver.model.convnet import ConvNet
 from solver.model.decoder import Decoder
 from solver.model.spec import ModelSpec, request_rows
 from solver.models import NamedKind, decoder_of, encoder_of, kind_of, network_of
-from solver.plan.decoder_file import decoder_plan_to_json
 from solver.plan.decoder_plan import DecoderPlan
-from solver.plan.file import plan_to_json
 from solver.plan.plan import Plan, Wire
-from solver.plan.segment_file import segments_to_json
 from solver.plan.segments import SegmentPlan
+from solver.plan.writing import plan_to_json
 from solver.programs.planner import Solution
 from solver.schedule.decoders.asked import TokenRequest, token_request
 from solver.schedule.encoders.stages import price_plan
@@ -215,7 +213,7 @@ def _of_network(net: ConvNet, cluster: Cluster, system: str, wire: Wire) -> Made
         console.print(network_title(net) + links(cluster), markup=False)
         print_network(console, found)
 
-    return MadePlan(found.plan, facts.seconds, facts.bytes_on_wire, segments_to_json(net, found.plan), show)
+    return MadePlan(found.plan, facts.seconds, facts.bytes_on_wire, plan_to_json(found.plan, net), show)
 
 
 def _of_decoder(model: Decoder, cluster: Cluster, system: str, asked: TokenRequest) -> MadePlan:
@@ -227,7 +225,7 @@ def _of_decoder(model: Decoder, cluster: Cluster, system: str, asked: TokenReque
         console.print(decoder_title(model, asked) + links(cluster), markup=False)
         print_decoder(console, found)
 
-    return MadePlan(found.plan, found.plan.predicted.token_s, sent, decoder_plan_to_json(model, found.plan), show)
+    return MadePlan(found.plan, found.plan.predicted.token_s, sent, plan_to_json(found.plan, model), show)
 
 
 def _kind(model: str | Path | ModelSpec | ConvNet | Decoder) -> NamedKind:

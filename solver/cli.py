@@ -25,8 +25,9 @@ from solver.model.named import named_model
 from solver.model.spec import DEFAULT_ROWS, ModelSpec, request_rows
 from solver.models import encoder_of
 from solver.network_cli import PRINTED, is_about_network, run_network
-from solver.plan.file import plan_to_json, read_plan
+from solver.plan.file import read_plan
 from solver.plan.plan import Plan, Wire
+from solver.plan.writing import plan_table, plan_to_json
 from solver.programs.candidates import kinds_to_try
 from solver.programs.planner import Solution
 from solver.schedule.decoders.asked import CONTEXT, PRECISION, PROMPT, TOKENS
@@ -264,7 +265,7 @@ def _explain(
         found = explain(solution, advance)
     if options.json:
         explained = {"explanation": explanation_to_json(cluster, solution, found)}
-        print(json.dumps(json.loads(plan_to_json(plan)) | explained, indent=1))
+        print(json.dumps(plan_table(plan) | explained, indent=1))
         return
     console = new_console(highlight=False)
     console.print(_title(options, spec, plan.rows) + links(cluster), markup=False)
@@ -273,7 +274,7 @@ def _explain(
 
 def _price(options: argparse.Namespace, cluster: Cluster) -> None:
     """Show what a plan file would take; of the model that it names, where no other is given."""
-    plan = read_plan(options.price)
+    plan = read_plan(options.price, Plan)
     if options.model is None:
         try:
             spec = named_model(plan.model_name, options.layers or plan.stages[-1].span.stop)

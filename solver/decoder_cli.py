@@ -15,10 +15,10 @@ from solver.model.decoder import Decoder
 from solver.model.named_decoders import NAMED_DECODERS, named_decoder
 from solver.models import decoder_of, kind_of
 from solver.network_cli import PRINTED
-from solver.plan.decoder_file import WIRES, decoder_plan_to_json, planned_model, read_decoder_plan
-from solver.plan.decoder_plan import DecoderPlan
+from solver.plan.decoder_plan import WIRES, DecoderPlan
+from solver.plan.file import planned_model, read_any_plan, read_plan
 from solver.plan.plan import Wire
-from solver.plan.segment_file import read_any_plan
+from solver.plan.writing import plan_to_json
 from solver.schedule.decoders.asked import PROMPT, TOKENS, TokenRequest, token_request
 from solver.show.decoder_facts import PricedDecoder, compare_decoders, decoder_systems, priced_decoder
 from solver.show.decoder_tables import (
@@ -90,7 +90,7 @@ def run_decoder(options: argparse.Namespace) -> None:
         return
     plan = plan_decoder(options.system or DEFAULT, model, cluster, asked)
     if options.out:
-        write_whole(options.out, decoder_plan_to_json(model, plan))
+        write_whole(options.out, plan_to_json(plan, model))
     _show(options, priced_decoder(model, cluster, plan, asked), asked)
 
 
@@ -153,11 +153,11 @@ def _price(options: argparse.Namespace, cluster: Cluster) -> None:
         name = planned_model(options.price)
         if name not in NAMED_DECODERS:
             raise HeptiError(f"{options.price}: {name} is no language model known by name: say --model MODEL.h5")
-        plan = read_decoder_plan(options.price)
+        plan = read_plan(options.price, DecoderPlan)
         model = named_decoder(name, options.layers or plan.stages[-1].layers.stop)
     else:
         model, _ = decoder_of(options.model, options.layers)
-    plan = read_decoder_plan(options.price, model)
+    plan = read_plan(options.price, DecoderPlan, model)
     if plan.devices != cluster.names:
         raise HeptiError(
             f"{options.price} is for devices {', '.join(plan.devices)}, the cluster has {', '.join(cluster.names)}"

@@ -14,9 +14,10 @@ from solver.cluster.cluster import Cluster
 from solver.cluster.named import asked_cluster
 from solver.model.convnet import ConvNet
 from solver.models import kind_of, known_networks, network_of
+from solver.plan.file import planned_model, read_any_plan, read_plan
 from solver.plan.plan import Wire
-from solver.plan.segment_file import read_any_plan, read_segments, segments_to_json
 from solver.plan.segments import THROUGHPUT, SegmentPlan
+from solver.plan.writing import plan_to_json
 from solver.show.network_facts import (
     PricedNetwork,
     compare_networks,
@@ -93,7 +94,7 @@ def run_network(options: argparse.Namespace) -> None:
         plan = plan_coedge(net, cluster, Wire(options.wire), deadline_s=options.deadline_ms / 1e3)
     priced = priced_network(net, cluster, plan)
     if options.out:
-        write_whole(options.out, segments_to_json(net, priced.plan))
+        write_whole(options.out, plan_to_json(priced.plan, net))
     _show(options, priced)
 
 
@@ -182,13 +183,13 @@ def _show(options: argparse.Namespace, found: PricedNetwork) -> None:
 def _priced(options: argparse.Namespace, cluster: Cluster) -> PricedNetwork:
     """Return what a plan file would take; of the network that it names, where no other is given."""
     if options.model is None:
-        name = read_segments(options.price).model_name
+        name = planned_model(options.price)
         if name not in known_networks():
             raise HeptiError(f"{options.price}: {name} is no network known by name: say --model NET.h5")
         net = network_of(name)
     else:
         net = network_of(options.model)
-    plan = read_segments(options.price, net)
+    plan = read_plan(options.price, SegmentPlan, net)
     if plan.devices != cluster.names:
         raise HeptiError(
             f"{options.price} is for devices {', '.join(plan.devices)}, the cluster has {', '.join(cluster.names)}"

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import importlib
+import json
 import re
 import shlex
 from pathlib import Path
@@ -13,6 +14,8 @@ from launch.front.command import COMMANDS
 from launch.front.places import split
 from solver import cli as solver
 from solver.cluster.named import READY
+from solver.models import decoder_of, encoder_of, kind_of, network_of
+from solver.plan.file import any_plan_from_json
 from tests import sweeps
 from tests.kit.cli_parsers import PARSERS
 
@@ -158,6 +161,28 @@ def test_a_written_plan_is_made(monkeypatch, capsys, tmp_path):
             wrong.append((line, code, said.err))
 
     assert wrong == []
+
+
+def named(name):
+    """Return the model that goes by a name."""
+    kind = kind_of(name)
+    return (
+        network_of(name)
+        if kind == "network"
+        else encoder_of(name, None)
+        if kind == "encoder"
+        else decoder_of(name, None)[0]
+    )
+
+
+def test_a_plan_file_that_is_shown_is_read_and_fits_its_model():
+    blocks = [block for page in PAGES for block in re.findall(r"```json\n(.*?)```", page.read_text(), re.DOTALL)]
+    plans = [block for block in blocks if '"hepti-plan/' in block]
+
+    assert len(plans) >= 5
+    for text in plans:
+        plan = any_plan_from_json(text)
+        plan.check(named(json.loads(text)["model"]["name"]), len(plan.devices))
 
 
 def test_the_codes_of_refusals_are_those_that_the_service_has():

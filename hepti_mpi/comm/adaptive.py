@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from hepti_mpi.comm.exchange import Tiles, gather_rows, whole
+from hepti_mpi.comm.exchange import exchanged
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.tcp import Connection, carried, open_sockets
 from hepti_mpi.comm.wires import Cast, Message, coding
 from solver.base.arrays import Array
-from solver.base.spans import Partition, Span
+from solver.base.spans import Span
+from solver.plan.layout import Box
 from solver.plan.plan import STAGE_WIRES
 
 HEADER_BYTES = 8  # bits and seconds a row, float32
@@ -112,9 +113,9 @@ def to_ranks(group: Group) -> dict[Connection, int]:
 
     Ranks of one host may have none between them: their messages go through memory.
     """
-    everyone = [Span(0, group.size)] * group.size
-    row = Tiles.here(np.zeros((1, 1), np.float32))
-    whole(gather_rows(group, row, Partition.of_counts([1] * group.size), everyone))  # the first message connects
+    own = [Box((Span(rank, rank + 1), Span(0, 1))) for rank in range(group.size)]
+    everyone = [Box.whole(group.size, 1)] * group.size
+    exchanged(group, np.zeros((1, 1), np.float32), own, everyone)  # the first message connects
     told = group.on_all(lambda: [*carried(open_sockets())])
     owners = {ends: rank for rank, own in enumerate(told) for ends in own if rank != group.rank}
     return {(here, there): owners[there, here] for here, there in told[group.rank] if (there, here) in owners}

@@ -1,8 +1,15 @@
-"""Exchanges between layouts: nonblocking messages with true, nonuniform counts, a tile at a time.
+"""The exchange: every rank gets what it wants of values; of summands, the sum.
 
-A rank's rows come in tiles (`solver.base.spans.tiles`): a finished tile is on its way while the next is computed, and a
-layer computes on those that are here while others are on the wire. An empty span sends nothing. What has been handed
-to an exchange is not changed afterwards: it may still be on its way.
+Receives are posted before a rank computes, so that what is ready early is there early: a piece is on its way while the
+next one is computed, and who gets it computes on what is here while the rest is on the wire. Below are two transports:
+MPI, and connections of our own (`comm.direct`) for the few rows of a token.
+
+A message's tag says whose numbers it has, and no more: MPI keeps what one rank sends another under one tag in order, so
+the n-th that is sent is the n-th that was asked for. Both ends count the same way: a rank asks for an owner's pieces in
+ascending order, one exchange after the other. It sends its own in that order, and passes on others' in that order:
+pieces of one owner may arrive out of order, and an early one waits for the lower ones. This ends: the lowest waits for
+none, and every other for lower ones only. What is sent in one exchange is sent before anything is sent in the next; one
+that passes on is taken to its end before that. What has been sent is not changed afterwards: it may be on its way.
 """
 
 from __future__ import annotations
@@ -10,340 +17,328 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import numpy as np
 
+from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.messages import (
+    Index,
+    ItemLayouts,
+    Opened,
+    RankMessages,
+    Received,
+    View,
+    opened,
+    packed,
+    rank_messages,
+)
 from hepti_mpi.comm.mpi import Tag
-from hepti_mpi.comm.wires import Message
-from solver.base.arrays import Array
-from solver.base.spans import Partition, Span, tiles
-from solver.plan.routes import Route, of_owner, sources
+from hepti_mpi.comm.wires import EXACT, Coding
+from solver.base.arrays import Array, Numbers
+from solver.plan.layout import Box, Layout
 
-Product = Callable[[Span], Array]  # rows -> [rows, width]
-
-
-class RowBlocks(Protocol):
-    """Rows on their way or being computed: `array` [rows, width] fills as one iterates over its spans."""
-
-    array: Array
-
-    def __iter__(self) -> Iterator[Span]:
-        """Yield spans within `array` as they are filled."""
+InBox = tuple[Box, Numbers]  # a box of a value, and the array of its numbers
 
 
-class Tiles:
-    """An array that fills tile by tile.
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemArrays:
+    """Where a rank has a value: what its pieces are, in their order, and where what it wants goes."""
+
+    pieces: Sequence[Numbers]
+    places: Sequence[Numbers]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item:
+    """A value that changes hands, as one rank has it.
 
     Parameters
     ----------
-    array : [rows, width]
-        Where the tiles go.
-    spans
-        Yields every tile once it is there; exhausting it may take computing.
+    have, want
+        Its layouts.
+    pieces
+        This rank's boxes of `have`, in their order, and where they lie.
+    places
+        Where what this rank wants goes. Several places may want the same numbers; of summands each becomes their sum.
     """
 
-    def __init__(self, array: Array, spans: Iterable[Span]) -> None:
-        self.array = array
-        self._spans = iter(spans)
+    have: Layout
+    want: Layout
+    pieces: Sequence[InBox]
+    places: Sequence[InBox]
 
-    @classmethod
-    def here(cls, array: Array) -> Tiles:
-        """Return rows that are all there."""
-        return cls(array, [Span(0, array.shape[0])] if array.shape[0] else [])
+    @property
+    def layouts(self) -> ItemLayouts:
+        """What of it does not depend on arrays."""
+        own = [*self.pieces, *self.places]
+        kind = own[0][1].dtype.str if own else ""
+        return ItemLayouts(self.have, self.want, tuple(box for box, _ in self.places), kind)
 
-    def __iter__(self) -> Iterator[Span]:
-        return self._spans
-
-
-def whole(blocks: RowBlocks) -> Array:
-    """Return the array once all of it is there."""
-    for _ in blocks:
-        pass
-    return blocks.array
+    @property
+    def arrays(self) -> ItemArrays:
+        """And the arrays."""
+        return ItemArrays([array for _, array in self.pieces], [array for _, array in self.places])
 
 
-def merged(spans: Sequence[Span]) -> list[Span]:
-    """Return spans in ascending order, neighbours as one."""
-    found: list[Span] = []
-    for span in sorted(spans, key=lambda span: span.start):
-        if found and found[-1].stop == span.start:
-            found[-1] = Span(found[-1].start, span.stop)
-        else:
-            found.append(span)
-    return found
+class RankExchange:
+    """A rank's part in an exchange; made once, it may run any number of times, one run after the other.
 
-
-def in_order(blocks: RowBlocks, tiles: Sequence[Span]) -> Iterator[Span]:
-    """Yield tiles that cover the array, in order, each once it is filled; in the end the blocks are exhausted."""
-    filled: list[Span] = []
-    spans = iter(blocks)
-    for tile in tiles:
-        while not any(tile.intersect(span) == tile for span in filled):
-            filled = merged([*filled, next(spans)])
-        yield tile
-    for _ in spans:  # what a rank that needs no more has to send to others
-        pass
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A message that a rank receives: from whom, whose rows, where in its array, and who gets it from here."""
-
-    source: int
-    owner: int
-    span: Span
-    onward: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TileSchedule:
-    """A rank's messages in a gather of rows: to whom its own tiles go (rows within its own), and what arrives."""
-
-    departures: tuple[tuple[tuple[int, Span], ...], ...]  # of every own tile: receivers with their rows
-    arrivals: tuple[Arrival, ...]  # of every owner, its tiles in order
-
-
-@lru_cache(maxsize=256)
-def schedule(have: Partition, want: tuple[Span, ...], tile_rows: int, route: Route, rank: int) -> TileSchedule:
-    """Return a rank's part in giving every rank the rows that it wants; arguments as in `Gather`."""
-    departures, arrivals = [], []
-    for owner, span in enumerate(have):
-        via = of_owner(route, have.counts, owner)
-        for number, tile in enumerate(tiles(span, tile_rows)):
-            parts = {
-                peer: part for peer in range(len(have)) if peer != owner and (part := tile.intersect(want[peer])).size
-            }
-            # Who wants a part only gets it from the owner.
-            came_from = sources(via, owner, number, [peer for peer, part in parts.items() if part == tile], len(have))
-            direct = {peer for peer in parts if came_from.get(peer, owner) == owner}
-            if rank == owner:
-                order = sorted(direct, key=lambda peer: (peer - owner) % len(have))
-                departures.append(tuple((peer, parts[peer].within(span)) for peer in order))
-            elif rank in parts:
-                onward = tuple(peer for peer, source in came_from.items() if source == rank)
-                arrivals.append(Arrival(came_from.get(rank, owner), owner, parts[rank].within(want[rank]), onward))
-    return TileSchedule(tuple(departures), tuple(arrivals))
-
-
-class Gather:
-    """Gives every rank the rows that it wants; where all want all, this is the all-gather.
-
-    Write the own rows into `own`, and `put` every tile that is done, in order; then iterate over what arrives, spans
-    within `array` [wanted rows, width]. The own rows that are wanted are in `array`, too (`kept`), not iterated over.
-
-    A message's tag says whose rows it has, and no more: MPI keeps what one rank sends another under one tag in order,
-    so the n-th that is sent is the n-th that was asked for. Both ends count the same way. A rank asks for an owner's
-    tiles in ascending order, one gather after the other. It sends its own in that order, as they are put, and passes on
-    others' in that order: tiles of one owner may arrive out of order, and an early one waits for the lower ones. This
-    ends: the lowest waits for none, and every other for lower ones only. What is put in one gather is put before
-    anything is put in the next; one that passes on is iterated to its end before that.
+    Summands are added in the order of their ranks, this one's among them, so that the result does not depend on which
+    arrives first.
 
     Parameters
     ----------
     group
-        The ranks; all call this.
-    have
-        Who has which rows.
-    want
-        For every rank the rows that it needs; they may be empty and may overlap.
-    width
-        Of a row.
-    tile_rows, route
-        As in the plan.
-    tensors
-        How many tensors lie side by side in a row: with scales on the wire, each has its own.
+        The ranks; all make this.
+    messages
+        This rank's part.
+    arrays
+        Of every value.
+    coding
+        How numbers travel.
+    by_rows
+        Whether every row of a value's last axis has a scale, where numbers travel in few bits; else a message has one.
+    equal
+        Whether all ranks go on with what travelled, so that they have equal numbers, to the last bit. Else a rank keeps
+        what it has itself as it is.
     """
 
     def __init__(
-        self, group: Group, have: Partition, want: Sequence[Span], width: int,
-        tile_rows: int = 0, route: Route = Route.DIRECT, tensors: int = 1,
+        self, group: Group, messages: RankMessages, arrays: Sequence[ItemArrays], coding: Coding, *,
+        by_rows: bool = True, equal: bool = False,
     ) -> None:  # fmt: skip
-        self._group, self._tensors = group, tensors
-        # Before anything can fail: `__del__` looks at them.
-        self._departures: Iterator[tuple[tuple[int, Span], ...]] = iter(())
+        self._group, self._messages, self._arrays, self._coding = group, messages, arrays, coding
+        self._by_rows = by_rows
+        self._unsent: set[int] = set()
         self._requests: list[Any] = []
-        mine, wanted = have[group.rank], want[group.rank]
-        self.array = np.empty((wanted.size, width), np.float32)
-        common = mine.intersect(wanted)
-        self.kept = common.within(wanted)
-        self._kept_of_own, self._inside = common.within(mine), common == mine
-        self.own = self.array[self.kept.slice] if self._inside else np.empty((mine.size, width), np.float32)
-        self.tiles = tuple(tile.within(mine) for tile in tiles(mine, tile_rows))
-        plan = schedule(have, tuple(want), tile_rows, route, group.rank)
-        self._departures = iter(plan.departures)
-        self._open = plan.arrivals
-        self._messages = [group.coding.message(self._by_tensor(self.array[to.span.slice])) for to in self._open]
-        self._requests = [
-            group.post_receive(message, to.source, Tag.ROWS + to.owner)
-            for message, to in zip(self._messages, self._open, strict=True)
-        ]
-        self._onward: dict[int, deque[int]] = defaultdict(deque)  # of every owner, what is to be passed on
-        for number, to in enumerate(self._open):
-            if to.onward:
-                self._onward[to.owner].append(number)
-        self._here: list[Span] = []
+        self._opened: list[Opened] = []
+        self._last: list[Callable[[], object]] = []  # what is called once all are here
+        self._here: list[int] = []  # messages that have arrived since they were asked for
+        self._onward: dict[int, deque[int]] = {}  # of every owner, what is to be passed on
+        self._rounds = [equal and coding is not EXACT and travels for travels in messages.travels]
+        self._rounded: dict[tuple[int, int], tuple[View, View]] = {}  # own summands: as they are, as they travel
+
+    @classmethod
+    def of(
+        cls, group: Group, items: Sequence[Item], coding: Coding, *, by_rows: bool = True, equal: bool = False
+    ) -> RankExchange:
+        """Return a rank's part in an exchange of these values."""
+        messages = rank_messages(group.rank, [item.layouts for item in items])
+        return cls(group, messages, [item.arrays for item in items], coding, by_rows=by_rows, equal=equal)
 
     def __del__(self) -> None:
-        """Tell the group if something was not put or not taken: others would wait for it for ever."""
-        unsent, due = sum(map(bool, self._departures)), sum(map(bool, self._requests))
-        if unsent or due:
-            self._group.drop(f"{self.array.shape}, {unsent} tiles not put and {due} messages not taken")
+        """Tell the group if something was not sent or not taken: others would wait for it for ever."""
+        due = sum(map(bool, self._requests))
+        if self._unsent or due:
+            self._group.drop(f"{len(self._unsent)} pieces not sent and {due} messages not taken")
 
-    def put(self, tile: Span) -> None:
-        """Send the next of the own tiles, which is done; pass on what has arrived meanwhile."""
-        tag, message = Tag.ROWS + self._group.rank, None
-        for peer, span in next(self._departures):
-            if span == tile:
-                if message is None:
-                    message = self._encode(self.own[tile.slice])
-                self._group.post_send(message, peer, tag)
-            else:
-                self._group.post_send(self._encode(self.own[span.slice]), peer, tag)
-        if not self._inside and (part := self._kept_of_own.intersect(tile)).size:
-            self.array[self.kept.slice][part.within(self._kept_of_own).slice] = self.own[part.slice]
-        self.pass_on()
+    @property
+    def pieces(self) -> int:
+        """How many pieces this rank has."""
+        return max((len(own.pieces) for own in self._arrays), default=0)
 
-    def pass_on(self) -> None:
-        """Pass on what has arrived for others, too."""
+    def post(self) -> None:
+        """Post all receives."""
+        self._open()
+        self._requests = [
+            self._group.post_receive(own.message, received.source, Tag.PARTS + received.owner)
+            for own, received in zip(self._opened, self._messages.receives, strict=True)
+        ]
+        self._unsent = {*self._messages.sends}
+        self._onward = defaultdict(deque)
+        for number, received in enumerate(self._messages.receives):
+            if received.onward:
+                self._onward[received.owner].append(number)
+
+    def _open(self) -> None:
+        if not self._opened:
+            self._opened = [self._place(received) for received in self._messages.receives]
+            self._last = self._adding()
+
+    def _place(self, received: Received) -> Opened:
+        """Return the place for a message."""
+        places = [
+            [(index, self._arrays[part.value].places[place][target]) for place, index, target in part.places]
+            for part in received.parts
+        ]
+        dtype = self._arrays[received.parts[0].value].places[0].dtype
+        return opened([part.box.shape for part in received.parts], places, dtype, self._coding, by_rows=self._by_rows)
+
+    def _views(self, piece: int, parts: Sequence[tuple[int, Index]]) -> list[View]:
+        return [self._arrays[number].pieces[piece][index] for number, index in parts]
+
+    def send(self, piece: int) -> None:
+        """Send what others want of a piece that is computed; what this rank wants of it itself goes to its place."""
+        for sent in self._messages.sends.get(piece, ()):
+            message = packed(self._views(piece, sent.parts), self._coding, by_rows=self._by_rows)
+            for peer in sent.peers:
+                self._group.post_send(message, peer, Tag.PARTS + self._group.rank)
+        self._unsent.discard(piece)
+        self._keep(self._kept(piece))
+
+    def _kept(self, piece: int) -> Iterator[tuple[View, View, bool]]:
+        """Yield what of a piece this rank keeps elsewhere, or as it travels: from, to, and whether it is that."""
+        for number, index, place, target in self._messages.kept.get(piece, ()):
+            own, rounds = self._arrays[number], self._rounds[number]
+            source, to = own.pieces[piece][index], own.places[place][target]
+            if rounds or not np.may_share_memory(source, to):
+                yield source, to, rounds
+
+    def _keep(self, kept: Iterable[tuple[View, View, bool]]) -> None:
+        for source, to, rounds in kept:
+            np.copyto(to, _travelled(source, self._coding) if rounds else source)
+
+    def here(self) -> bool:
+        """Return whether all that arrives is here; receives are posted where they are not yet."""
+        if self._messages.receives and not self._requests:
+            self.post()
+        return self._group.all_here(self._requests)
+
+    def look(self) -> None:
+        """Take what has arrived, and pass on what others get from here."""
         self._take(self._group.arrived(self._requests))
 
-    def __iter__(self) -> Iterator[Span]:
+    def arriving(self) -> Iterator[list[Box]]:
+        """Yield the boxes that have arrived, once they lie where they are wanted; when all have, sums are made."""
         while any(self._requests) or self._here:
             if not self._here:
                 self._take(self._group.wait_some(self._requests))
-            self.pass_on()
-            here, self._here = merged(self._here), []
-            yield from here
+            self.look()
+            here, self._here = self._here, []
+            yield [part.box for number in here for part in self._messages.receives[number].parts]
+        self._requests = []
+        self._round()
+        _call(self._last)
+
+    def finish(self) -> None:
+        """Wait for all that arrives, and put it where it is wanted."""
+        for _ in self.arriving():
+            pass
+
+    def run(self) -> None:
+        """Exchange at once."""
+        self.post()
+        for piece in range(self.pieces):
+            self.send(piece)
+        self.finish()
 
     def _take(self, arrived: Sequence[int]) -> None:
+        receives = self._messages.receives
         for number in arrived:
-            to, message = self._open[number], self._messages[number]
-            waiting = self._onward[to.owner]
+            owner = receives[number].owner
+            waiting = self._onward.get(owner)
             while waiting and not self._requests[waiting[0]]:  # what has arrived is null
                 first = waiting.popleft()
-                for peer in self._open[first].onward:
-                    self._group.post_send(self._messages[first], peer, Tag.ROWS + to.owner)
-            self._group.coding.decode(message, self._by_tensor(self.array[to.span.slice]))
-            self._here.append(to.span)
+                for peer in receives[first].onward:
+                    self._group.post_send(self._opened[first].message, peer, Tag.PARTS + owner)
+            self._opened[number].take()
+            self._here.append(number)
 
-    def _encode(self, x: Array) -> Message:
-        return self._group.coding.encode(self._by_tensor(x))
+    def over(self, direct: Direct) -> Callable[[], None]:
+        """Return what exchanges at once by connections of our own, always the same arrays."""
+        coding, by_rows = self._coding, self._by_rows
+        views = [
+            (sent.peers, self._views(piece, sent.parts))
+            for piece, sends in self._messages.sends.items()
+            for sent in sends
+        ]
+        # What lies as it travels is sent from there.
+        messages = [packed(own, coding, by_rows=by_rows) for _, own in views]
+        fresh = [
+            (own, message)
+            for (_, own), message in zip(views, messages, strict=True)
+            if not np.may_share_memory(own[0], message)
+        ]
+        self._open()
+        exchange = direct.exchange(
+            [(peer, message) for (peers, _), message in zip(views, messages, strict=True) for peer in peers],
+            [
+                (received.source, own.message)
+                for received, own in zip(self._messages.receives, self._opened, strict=True)
+            ],
+        )
+        last = [call for own in self._opened for call in own.calls] + self._last
+        kept = [own for piece in self._messages.kept for own in self._kept(piece)]
 
-    def _by_tensor(self, x: Array) -> Array:
-        return x.reshape(x.shape[0] * self._tensors, -1, copy=False) if x.size else x
+        def run() -> None:
+            for own, message in fresh:
+                message[...] = packed(own, coding, by_rows=by_rows)
+            self._keep(kept)
+            self._round()
+            exchange.run()
+            _call(last)
+
+        return run
+
+    def _round(self) -> None:
+        for source, place in self._rounded.values():
+            np.copyto(place, _travelled(source, self._coding))
+
+    def _own(self, number: int, piece: int) -> View:
+        """Return an own piece as it is added."""
+        array = self._arrays[number].pieces[piece]
+        if not self._rounds[number]:
+            return array
+        return self._rounded.setdefault((number, piece), (array, np.empty_like(array)))[1]
+
+    def _adding(self) -> list[Callable[[], object]]:
+        """Return the calls that add up what has arrived, and what this rank has itself."""
+        calls: list[Callable[[], object]] = []
+        for number, place_number, summands in self._messages.sums:
+            place = self._arrays[number].places[place_number]
+            found = []
+            for own in summands:
+                if isinstance(own.where, tuple):
+                    message, part = own.where
+                    array = self._opened[message].arrays[part]
+                else:
+                    array = self._own(number, own.where)
+                found.append((array[own.source], place[own.target]))
+            if all(own.whole for own in summands[:2]):
+                (first, _), *others = found
+                if others:
+                    calls.append(partial(np.add, first, others[0][0], out=place))
+                elif not np.may_share_memory(first, place):
+                    calls.append(partial(np.copyto, place, first))
+                found = others[1:]
+            else:
+                calls.append(partial(place.fill, 0))
+            calls += [partial(np.add, target, array, out=target) for array, target in found]
+        return calls
 
 
-def gather_rows(
-    group: Group, x: RowBlocks, have: Partition, want: Sequence[Span], tile_rows: int = 0, route: Route = Route.DIRECT
-) -> RowBlocks:
-    """Give every rank the rows of x that it wants: its own once they are computed, then the others' as they come.
-
-    Arguments as in `Gather`; `x` are this rank's rows. Every rank has to exhaust what it gets: its own rows are sent
-    only then.
-    """
-    mine, wanted = have[group.rank], want[group.rank]
-    if mine == wanted and not any(mine.intersect(other).size for peer, other in enumerate(want) if peer != group.rank):
-        return x
-    gather = Gather(group, have, want, x.array.shape[1], tile_rows, route)
-
-    def spans() -> Iterator[Span]:
-        # What others wait for comes before what this rank computes next.
-        for tile in in_order(x, gather.tiles):
-            gather.own[tile.slice] = x.array[tile.slice]
-            gather.put(tile)
-        if gather.kept.size:
-            yield gather.kept
-        yield from gather
-
-    return Tiles(gather.array, spans())
-
-
-def reduce_rows(
-    group: Group, part: Product, want: Sequence[Span], parts: Sequence[Span], width: int, tile_rows: int = 0
-) -> Array:
-    """Add the ranks' summands on the rows that each rank wants: the reduce-scatter.
+def exchanged(group: Group, array: Array, have: Sequence[Box], want: Sequence[Box], *, summands: bool = False) -> Array:
+    """Return what this rank wants of a value, as a new array.
 
     Parameters
     ----------
     group
         The ranks; all call this.
-    part
-        Computes this rank's summand of some rows: the other ranks' rows first, sent a tile at a time, its own last.
-    want
-        For every rank the rows whose sum it needs; disjoint.
-    parts
-        For every rank the columns of a row that its summands have; a rank with none sends nothing.
-    width
-        Of a row of the sum.
-    tile_rows
-        As in the plan.
-
-    Returns
-    -------
-    [own rows, width]
-        A new array, summed in rank order: the result does not depend on who was first.
+    array
+        This rank's box of it.
+    have, want
+        Of every rank, what it has and what it wants; empty boxes of who has or wants nothing.
+    summands
+        Whether that is what ranks have: what is wanted is their sum.
     """
-    mine = want[group.rank]
-    own = parts[group.rank].size > 0
-    summing = [peer for peer in range(group.size) if parts[peer].size and mine.size]
-    summands = {peer: np.empty((mine.size, parts[peer].size), np.float32) for peer in summing if peer != group.rank}
-    coming = _receive(
-        group,
-        [(peer, block[tile.within(mine).slice]) for peer, block in summands.items() for tile in tiles(mine, tile_rows)],
-    )
-    for peer in group.others() if own else ():
-        for tile in tiles(want[peer], tile_rows):
-            _send(group, part(tile), [peer])
-    if own and mine.size:
-        summands[group.rank] = part(mine)
-    for _ in coming:
-        pass
-    total = np.zeros((mine.size, width), np.float32)
-    for peer in summing:
-        total[:, parts[peer].slice] += summands[peer]
-    return total
+    mine, wanted = have[group.rank], want[group.rank]
+    out = np.empty(wanted.shape, np.float32)
+    pieces, places = ([(box, own)] if box.size else [] for box, own in ((mine, array), (wanted, out)))
+    item = Item(Layout.of(have, partial=summands), Layout.of(want), pieces, places)
+    RankExchange.of(group, [item], group.coding).run()
+    return out
 
 
-def all_reduce(group: Group, part: Product, rows: int, parts: Sequence[Span], width: int, tile_rows: int = 0) -> Array:
-    """Add the ranks' summands [S, width] on all ranks; arguments as in `reduce_rows`, `rows` is S."""
-    everything = Span(0, rows)
-    if group.size <= 2:
-        # One swap moves what reduce-scatter and all-gather would move, in one message instead of two.
-        summing = [peer for peer in range(group.size) if parts[peer].size]
-        summands = {peer: np.empty((rows, width), np.float32) for peer in summing if peer != group.rank}
-        coming = _receive(group, list(summands.items()))
-        if group.rank in summing:
-            summands[group.rank] = part(everything)
-            _send(group, summands[group.rank], list(group.others()))
-        for _ in coming:
-            pass
-        return np.asarray(sum((summands[peer] for peer in summing[1:]), summands[summing[0]]))
-    own = Partition.of_shares([1.0] * group.size, rows)
-    x_rows = reduce_rows(group, part, own.spans, parts, width, tile_rows)
-    return whole(gather_rows(group, Tiles.here(x_rows), own, [everything] * group.size))
+def _travelled(x: View, coding: Coding) -> Array:
+    """Return numbers as others get them."""
+    rows = np.empty((x.size // x.shape[-1], x.shape[-1]), np.float32)
+    coding.decode(coding.encode(x.reshape(rows.shape)), rows)
+    return rows.reshape(x.shape)
 
 
-def _send(group: Group, x: Array, peers: Sequence[int]) -> None:
-    if x.size and peers:
-        message = group.coding.encode(x)
-        for peer in peers:
-            group.post_send(message, peer, Tag.WHOLE)
-
-
-def _receive(group: Group, blocks: Sequence[tuple[int, Array]]) -> Iterator[int]:
-    """Receive blocks, in order where they are of one peer; yield their numbers as they are filled."""
-    messages = [group.coding.message(block) for _, block in blocks]
-    requests = [group.post_receive(place, peer, Tag.WHOLE) for (peer, _), place in zip(blocks, messages, strict=True)]
-
-    def arrivals() -> Iterator[int]:
-        left = len(requests)
-        while left:
-            for number in group.wait_some(requests):
-                group.coding.decode(messages[number], blocks[number][1])
-                left -= 1
-                yield number
-
-    return arrivals()
+def _call(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()

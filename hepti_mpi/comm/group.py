@@ -1,4 +1,4 @@
-"""`Group`: the ranks that run together. What they exchange in layers: `comm.transfer`, `comm.exchange`."""
+"""`Group`: the ranks that run together. What they exchange in layers: `comm.exchange`."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Group:
 
     def has_rows(self, peer: int) -> bool:
         """Return whether rows of a rank, sent by itself, are here, and nobody has asked for them yet."""
-        return bool(self._comm.Iprobe(peer, Tag.ROWS + peer))
+        return bool(self._comm.Iprobe(peer, Tag.PARTS + peer))
 
     def pause(self) -> None:
         """Wait a little for the others, where there is nothing to do."""

@@ -42,12 +42,11 @@ class Tag(IntEnum):
     REPORT = 2  # to rank 0: what a rank has measured
     WEIGHTS = 3  # from rank 0, to a rank without the file: a piece of a tensor
     CLOCK = 4  # to rank 0 and back: what its clock shows
-    WHOLE = 5  # what is exchanged in the layers, but for rows in tiles
-    NOTHING = 6  # no message: who looks for one lets MPI move all others
-    TILE = 7  # of segments that are cut by tiles: from rank 0 which, and what it needs; to rank 0 what came out
-    PASS = 8  # of language models, from rank 0: the embedded rows of what is to be computed next
-    SUMS = 9  # to rank 0: what a rank has done so far
-    ROWS = 10  # rows in tiles, their owner's rank added: the last one
+    NOTHING = 5  # no message: who looks for one lets MPI move all others
+    TILE = 6  # of segments that are cut by tiles: from rank 0 which, and what it needs; to rank 0 what came out
+    PASS = 7  # of language models, from rank 0: the embedded rows of what is to be computed next
+    SUMS = 8  # to rank 0: what a rank has done so far
+    PARTS = 9  # parts of values, exchanged in the layers; their owner's rank is added: the last one
 
 
 def start() -> None:
@@ -67,6 +66,6 @@ def start() -> None:
 
 
 def check_tags(ranks: int) -> None:
-    """Raise a ValueError where rows of so many ranks have tags of other messages, or some that MPI may refuse."""
-    if max(Tag) is not Tag.ROWS or Tag.ROWS + ranks - 1 > LARGEST_TAG:
-        raise ValueError(f"no tags for the rows of {ranks} ranks between {max(Tag).name} and {LARGEST_TAG}")
+    """Raise a ValueError where parts of so many ranks have tags of other messages, or some that MPI may refuse."""
+    if max(Tag) is not Tag.PARTS or Tag.PARTS + ranks - 1 > LARGEST_TAG:
+        raise ValueError(f"no tags for the parts of {ranks} ranks between {max(Tag).name} and {LARGEST_TAG}")

@@ -12,7 +12,7 @@ from solver.base.command import Parser, check_measured, check_one_planner
 from solver.base.errors import HeptiError
 from solver.base.front import program
 from solver.model.kinds.attention import CACHES
-from solver.plan.decoder_file import WIRES
+from solver.plan.decoder_plan import WIRES
 from solver.plan.plan import Wire
 from solver.schedule.decoders.asked import CONTEXT, TOKENS
 

@@ -21,9 +21,9 @@ from itertools import chain
 
 import numpy as np
 
-from hepti_mpi.comm.exchange import Gather, RowBlocks, in_order, reduce_rows
+from hepti_mpi.comm.exchange import exchanged
 from hepti_mpi.comm.group import Group
-from hepti_mpi.comm.transfer import exchanged
+from hepti_mpi.comm.rows import RowBlocks, RowExchange, in_order, sum_rows
 from hepti_mpi.kernels.products import Graph
 from solver.base.arrays import Array
 from solver.base.spans import Partition, Span
@@ -82,22 +82,17 @@ class Grid:
         -------
         [S tensors, columns of the tile]
         """
-        S, size, mine, every = self._rows.total, self._tensors, self._group.rank, len(self._columns)
-        gathers = []
-        for row, columns in enumerate(self._columns):
-            # Each rank is in one of these: no two bring the same rank messages under the same tag.
-            want = [Span(0, S if has and rank % every == row else 0) for rank, has in enumerate(self._has_tile)]
-            gathers.append(Gather(self._group, self._rows, want, columns.size, self._tile_rows))
-        for tile in in_order(x, gathers[0].tiles):
-            for gather, columns in zip(gathers, self._columns, strict=True):
-                gather.own[tile.slice] = x.array[tile.slice, columns.slice]
-                gather.put(tile)
+        S, size, every = self._rows.total, self._tensors, len(self._columns)
+        want = [Span(0, S if has else 0) for has in self._has_tile]
+        columns = [self._columns[rank % every] for rank in range(self._group.size)]
+        row, own = (self._columns.total,), x.array
+        exchange = RowExchange(self._group, self._rows, want, row, own, columns=columns, tile_rows=self._tile_rows)
+        for number, _ in in_order(x, exchange.tiles):
+            exchange.put(number)
         h = np.empty((S * size, self._width), np.float32)
-        if self._has_tile[mine]:
-            gather = gathers[mine % every]
-            by_row = h.reshape(S, -1)
-            for span in chain([gather.kept] if gather.kept.size else [], gather):
-                product(gather.array[span.slice], by_row[span.slice])
+        by_row = h.reshape(S, -1)
+        for span in chain([exchange.kept] if exchange.kept.size else [], exchange):
+            product(exchange.array[span.slice], by_row[span.slice])
         return h
 
     def add_up(self, h: Array, bias: Array) -> Array:
@@ -132,8 +127,8 @@ class Grid:
         [own rows, H]
         """
 
-        def part(span: Span) -> Array:
-            return product(tile[span.slice])
+        def part(span: Span, summand: Array) -> None:
+            product(tile[span.slice], summand)
 
         H = self._columns.total
-        return reduce_rows(self._group, part, self._rows.spans, self._of_tile, H, self._tile_rows)
+        return sum_rows(self._group, part, self._rows.spans, self._of_tile, H, self._tile_rows)

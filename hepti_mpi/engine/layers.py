@@ -52,7 +52,8 @@ class BlockKernels:
         used by rows, where `last` has it.
     last
         Makes the stream that leaves the block, given the residual. By rows it computes everything behind the context
-        (attention), or the whole block (MLP). Under other cuts it adds bias and residual, and norms.
+        (attention), or the whole block (MLP); cut to rows, everything behind the context or the inner columns. Under
+        other cuts it adds bias and residual, and norms.
     norm
         The norm in front, if there is one.
     width
@@ -141,8 +142,8 @@ def finished(
     stream = share.block.stream
     norm = Norm(w["norm"], w["norm_bias"], stream.eps)
     behind: list[Operation] = [AddResidual(w["out_bias"]), *([norm] if stream.sum_norms else [])]
-    last = make([*rest, *behind] if share.alone else behind)
-    out = last if share.alone else make(rest)
+    last = make([*rest, *behind] if share.closes else behind)
+    out = last if share.closes else make(rest)
     in_front = make([norm]) if stream.pre_norms else None
     return BlockKernels(tuple(into), w["into_bias"], out, last, in_front, width, avoided)
 

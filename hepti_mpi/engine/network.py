@@ -1,6 +1,6 @@
 """A convolutional network on a rank: segment by segment, what it needs comes, it computes, and others need of that.
 
-`solver.plan.segments` says what every rank needs, computes and leaves; a byte is sent in `comm.transfer`, a convolution
+`solver.plan.segments` says what every rank needs, computes and leaves; a byte is sent in `comm.exchange`, a convolution
 is computed in `kernels.slab`.
 """
 
@@ -17,9 +17,9 @@ import numpy as np
 
 from hepti_mpi.base.lacking import Lacking
 from hepti_mpi.base.memory import free_bytes, give_back
+from hepti_mpi.comm.exchange import InBox, Item, RankExchange
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.trace import Trace
-from hepti_mpi.comm.transfer import InBox, Item, RankExchange
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.load import Done, Preparation, WeightsSource
 from hepti_mpi.engine.stack import Carrying, Meter
@@ -415,7 +415,7 @@ def _exchange(
         )
         for value, wanted in needs.items()
     ]
-    return RankExchange(group, items, group.coding, by_rows=False)
+    return RankExchange.of(group, items, group.coding, by_rows=False)
 
 
 def _lies(have: Sequence[Placed], piece: Piece) -> dict[str, Numbers]:

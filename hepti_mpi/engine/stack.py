@@ -12,8 +12,8 @@ import numpy as np
 
 from hepti_mpi.base.memory import give_back
 from hepti_mpi.comm.adaptive import Adaptive, SendRate, to_ranks
-from hepti_mpi.comm.exchange import Tiles, gather_rows, whole
 from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.rows import Tiles, gather_rows, whole
 from hepti_mpi.comm.trace import Trace
 from hepti_mpi.comm.wires import EXACT, Coding, coding
 from hepti_mpi.engine.batch import Batch

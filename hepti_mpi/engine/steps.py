@@ -1,7 +1,7 @@
 """The loop over steps: a batch passes through blocks, step by step, as `solver.schedule.encoders.steps` says.
 
 Who has which rows, heads and columns stands in the plan; a share is decided in `solver.programs`, a byte is sent in
-`comm.exchange` and `comm.transfer`, a head is computed in `kernels.numpy_kernels.attend` and `kernels.ort.attend`.
+`comm.exchange`, a head is computed in `kernels.numpy_kernels.attend` and `kernels.ort.attend`.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from hepti_mpi.comm.exchange import (
-    Gather,
+from hepti_mpi.comm.exchange import ItemArrays, RankExchange, exchanged
+from hepti_mpi.comm.rows import (
     RowBlocks,
+    RowExchange,
     Tiles,
-    all_reduce,
+    crossing,
     in_order,
-    reduce_rows,
+    sum_everywhere,
+    sum_rows,
     whole,
 )
-from hepti_mpi.comm.transfer import exchanged
 from hepti_mpi.engine.grid import Grid
 from hepti_mpi.engine.layers import BlockKernels, LayerKernels
 from hepti_mpi.engine.stream import Pass, Stream, bring, computed, from_columns, relayout, to_columns
 from hepti_mpi.kernels import numpy_kernels
 from hepti_mpi.kernels.products import Backend
 from solver.base.arrays import Array
-from solver.base.spans import Partition, Span, tiles
+from solver.base.spans import Partition, Span, pieces_of, tiles
 from solver.cluster.curves import Kernel
 from solver.model.blocks import Axis, Block, Cut
 from solver.model.kinds.mlp import Mlp
@@ -246,15 +247,19 @@ def _gather_keys(here: BlockState, step: steps.GatherKeys) -> None:
     assert rows is not None
     project_kv, project_q = here.w.into
     keys = [run.batch.keys_of(span) for span in rows]
-    kv = Gather(run.group, rows, keys, 2 * here.block.hidden, run.tile_rows, here.plan.route, tensors=2)
-    for tile in in_order(x, kv.tiles):
-        project_kv(x.array[tile.slice], kv.own[tile.slice])
-        kv.put(tile)
+    H = here.block.hidden
+    kv = RowExchange(run.group, rows, keys, (2, H), tile_rows=run.tile_rows, route=here.plan.route)
+    own = kv.own.reshape(-1, 2 * H, copy=False)
+    for number, tile in in_order(x, kv.tiles):
+        project_kv(x.array[tile.slice], own[tile.slice])
+        kv.put(number)
     q = project_q(x.array)  # while K and V travel
     kv.pass_on()
     pieces = run.batch.pieces(rows[run.group.rank], keys[run.group.rank])
     arriving, added = chain([kv.kept], kv), _added(here, rows[run.group.rank])
-    context = _attend(q, kv.array, arriving, pieces, step.attend.head_dim, run.backend, added)
+    context = _attend(
+        q, kv.array.reshape(-1, 2 * H, copy=False), arriving, pieces, step.attend.head_dim, run.backend, added
+    )
     here.result = ((tile, context[tile.slice]) for tile in kv.tiles)
 
 
@@ -311,6 +316,33 @@ def _at_once(here: BlockState, step: steps.AtOnce) -> None:
         here.inner = here.w.out(here.inner) if here.plan.columns[run.group.rank].size else here.inner
 
 
+def _send_inner(here: BlockState, step: steps.SendInner) -> None:
+    """Send the owners of rows what own heads or columns make of these, group by group."""
+    run, rows, shares, group = here.run, here.rows, here.plan.inner, here.run.group
+    assert rows is not None
+    assert shares is not None
+    own = shares[group.rank]
+    everything, width = Span(0, run.batch.rows), shares.total * step.columns
+    groups = [pieces_of(span, step.groups) for span in shares]
+    made: list[Array] = [NOTHING] * len(groups[group.rank])
+    result = np.empty((rows[group.rank].size, width), np.float32)
+    parts = tuple(tuple(span.scaled(step.columns) for span in some) for some in groups)
+    messages = crossing(group.rank, rows, parts, width)
+    exchange = RankExchange(group, messages, [ItemArrays(made, [result])], group.coding)
+    exchange.post()
+    pieces = run.batch.pieces(everything, everything)
+    for number, heads in enumerate(groups[group.rank]):
+        some = heads.within(own).scaled(step.columns).slice
+        made[number] = here.inner[:, some]
+        for call in step.calls:
+            q, k, v = (tensor[:, some] for tensor in np.split(here.inner, 3, axis=1))
+            added = _added(here, everything, heads)
+            made[number] = _attend_at_once(q, k, v, pieces, call.head_dim, run.backend, added)
+        exchange.send(number)
+    exchange.finish()
+    here.result = _in_tiles(result, rows, run)
+
+
 def _gather_columns(here: BlockState, step: steps.GatherColumns) -> None:
     group, plan, rows = here.run.group, here.plan, here.rows
     assert plan.inner is not None
@@ -332,15 +364,15 @@ def _reduce(here: BlockState, step: steps.Reduce) -> None:
     run, rows, inner, out = here.run, here.rows, here.inner, here.w.out
     assert here.plan.inner is not None
 
-    def part(span: Span) -> Array:
-        return out(inner[span.slice])
+    def part(span: Span, summand: Array) -> None:
+        out(inner[span.slice], summand)
 
     H = here.block.hidden
     parts = [Span(0, H if share.size else 0) for share in here.plan.inner]
     if rows is None:
-        y = all_reduce(run.group, part, run.batch.rows, parts, H, run.tile_rows)
+        y = sum_everywhere(run.group, part, run.batch.rows, parts, H, run.tile_rows)
     else:
-        y = reduce_rows(run.group, part, rows.spans, parts, H, run.tile_rows)
+        y = sum_rows(run.group, part, rows.spans, parts, H, run.tile_rows)
     here.result = _in_tiles(y, rows, run)
 
 
@@ -408,6 +440,7 @@ STEPS: Mapping[type, Callable[[BlockState, Any], None]] = {
     steps.GatherKeys: _gather_keys,
     steps.GatherInput: _gather_input,
     steps.GatherRows: _gather_rows,
+    steps.SendInner: _send_inner,
     steps.GatherColumns: _gather_columns,
     steps.Reduce: _reduce,
     steps.Enter: _enter_grid,
@@ -431,12 +464,17 @@ def _traced(name: str, compute: Callable[[], Stream], run: Pass) -> Stream:
     return replace(stream, blocks=Tiles(stream.blocks.array, trace.over(name, stream.blocks)))
 
 
-def _added(here: BlockState, rows: Span) -> Sequence[Array]:
-    """Return what distances add to the scores of some rows, request by request [heads, rows, keys]; mostly nothing."""
+def _added(here: BlockState, rows: Span, heads: Span | None = None) -> Sequence[Array]:
+    """Return what distances add to the scores of some rows, request by request [heads, rows, keys]; mostly nothing.
+
+    Of these heads; None: of all that this rank computes.
+    """
     relative, shares, batch = here.w.relative, here.plan.inner, here.run.batch
     if relative is None:
         return ()
-    heads = Span(0, len(relative.table)) if here.plan.cut in ALONE or shares is None else shares[here.run.group.rank]
+    if heads is None and shares is not None and here.plan.cut not in ALONE:
+        heads = shares[here.run.group.rank]
+    heads = heads or Span(0, len(relative.table))
     requests = [request for request in batch.requests if request.intersect(rows).size]
     return [
         relative.between(heads, own, Span(0, request.size))

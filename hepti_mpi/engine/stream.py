@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hepti_mpi.comm.exchange import RowBlocks, Tiles, gather_rows, whole
+from hepti_mpi.comm.exchange import exchanged
 from hepti_mpi.comm.group import Group
-from hepti_mpi.comm.transfer import exchanged
+from hepti_mpi.comm.rows import RowBlocks, Tiles, gather_rows, whole
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.kernels.products import Backend, Graph
 from solver.base.spans import Partition, Span

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.messages import Opened, View, opened, packed
 from hepti_mpi.comm.mpi import Tag
-from hepti_mpi.comm.transfer import Arriving, Incoming, Outgoing
-from hepti_mpi.comm.wires import Message
+from hepti_mpi.comm.wires import Coding, Message
 from hepti_mpi.kernels.slab import Bind, PieceGraph, Placed, Shared, Slab, part, shape_of
 from solver.base.arrays import Numbers
 from solver.model.convnet import ConvNet, MapBox
@@ -94,12 +94,14 @@ class TileTasks:
             return
         while (number := int(self._receive(np.empty(1, np.int64))[0])) != NO_MORE:
             slab = self._slabs[number]
-            for incoming in _incoming(self.net, 0, slab.needs):
-                incoming.take(self._receive(incoming.place(self.group.coding)), self.group.coding)
+            for views in _messages(self.net, slab.needs):
+                coming = _awaited(views, self.group.coding)
+                self._receive(coming.message)
+                coming.take()
             slab.run()
             self.computed += 1
-            for outgoing in _outgoing(self.net, 0, slab.leaves):
-                self.group.post_send(outgoing.message(self.group.coding), 0, Tag.TILE)
+            for views in _messages(self.net, slab.leaves):
+                self.group.post_send(packed(views, self.group.coding, by_rows=False), 0, Tag.TILE)
 
     def _receive(self, message: Message) -> Message:
         self.group.wait_some([self.group.post_receive(message, 0, Tag.TILE)])
@@ -140,7 +142,7 @@ class Gateway:
         self._here: set[int] = set()
         # What each has that asks for more, or waits for it.
         self._given: dict[int, deque[int]] = {peer: deque() for peer in self._group.others()}
-        self._coming: dict[int, tuple[Any, Incoming, Message]] = {}  # of who computes, what it leaves
+        self._coming: dict[int, tuple[Any, Opened]] = {}  # of who computes, what it leaves
 
     def run(self) -> None:
         """Hand out tiles, take back what comes of them, and compute what rank 0 has itself."""
@@ -173,8 +175,8 @@ class Gateway:
         given = self._given[peer]
         while len(given) < 2 and (number := self._next(peer, idle=not given)) is not None:
             self._group.post_send(np.array([number]), peer, Tag.TILE)
-            for outgoing in _outgoing(self._net, peer, self._tasks.needed(number)):
-                self._group.post_send(outgoing.message(self._group.coding), peer, Tag.TILE)
+            for views in _messages(self._net, self._tasks.needed(number)):
+                self._group.post_send(packed(views, self._group.coding, by_rows=False), peer, Tag.TILE)
             given.append(number)
             if len(given) == 1:
                 self._expect(peer)
@@ -184,9 +186,9 @@ class Gateway:
 
     def _expect(self, peer: int) -> None:
         """Post the receive of what the tile leaves that a rank computes."""
-        (incoming,) = _incoming(self._net, peer, self._tasks.left(self._given[peer][0]))
-        message = incoming.place(self._group.coding)
-        self._coming[peer] = self._group.post_receive(message, peer, Tag.TILE), incoming, message
+        (views,) = _messages(self._net, self._tasks.left(self._given[peer][0]))
+        coming = _awaited(views, self._group.coding)
+        self._coming[peer] = self._group.post_receive(coming.message, peer, Tag.TILE), coming
 
     def _look(self, own: Future[int] | None) -> None:
         """Take what has come; wait for it, or a little for rank 0's own tile where it computes one."""
@@ -196,8 +198,8 @@ class Gateway:
             wait([own], LOOK_S)
         for place in self._group.arrived(requests) if own is not None else self._group.wait_some(requests):
             peer = peers[place]
-            _, incoming, message = self._coming.pop(peer)
-            incoming.take(message, self._group.coding)
+            _, coming = self._coming.pop(peer)
+            coming.take()
             self._here.add(self._given[peer].popleft())
             if self._given[peer]:
                 self._expect(peer)
@@ -208,21 +210,16 @@ def _parts(net: ConvNet, of: Placed, boxes: Mapping[str, MapBox]) -> Placed:
     return {value: (box, part(net, value, of[value][1], of[value][0], box)) for value, box in boxes.items()}
 
 
-def _outgoing(net: ConvNet, peer: int, parts: Placed) -> list[Outgoing]:
+def _messages(net: ConvNet, parts: Placed) -> list[list[View]]:
     """Return the messages with these parts, in the order of their names: pixels of the image, and numbers."""
-    found = [
-        Outgoing([peer], [parts[value][1] for value in sorted(parts) if (value == net.input) is pixels])
-        for pixels in (True, False)
-    ]
-    return [outgoing for outgoing in found if outgoing.views]
+    found = [[parts[value][1] for value in sorted(parts) if (value == net.input) is pixels] for pixels in (True, False)]
+    return [views for views in found if views]
 
 
-def _incoming(net: ConvNet, peer: int, parts: Placed) -> list[Incoming]:
-    """Return the same where they arrive."""
-    return [
-        Incoming(peer, [Arriving(array.shape, [((), array)]) for array in own.views], own.views[0].dtype)
-        for own in _outgoing(net, peer, parts)
-    ]
+def _awaited(views: Sequence[View], coding: Coding) -> Opened:
+    """Return the place for a message that fills these arrays."""
+    places = [[((), view)] for view in views]
+    return opened([view.shape for view in views], places, views[0].dtype, coding, by_rows=False)
 
 
 def _room(net: ConvNet, shares: SegmentShares, tiles: Sequence[Piece]) -> dict[str, Numbers]:

@@ -48,8 +48,10 @@ def done_before(spec: ModelSpec, plan: Plan, rows: int, layer: int) -> Floats:
         flop = pending
         for block, cut in zip(spec.run(start).blocks, cuts, strict=True):
             shared = cut.shared(rows)
+            behind = cut.row_partition(rows) if cut.cut is Cut.TO_ROWS else None
             first, second = (
-                flop_of_rows(block, half, rows) * np.array(shared.counts) / shared.total for half in EACH_HALF
+                flop_of_rows(block, half, rows) * np.array(own.counts) / own.total
+                for half, own in zip(EACH_HALF, (shared, behind or shared), strict=True)
             )
             flop = flop + first + second
             if all(isinstance(step, Lay | ByTiles | Close) for step in block_steps(block, cut)):

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from hepti_mpi.comm.exchange import RowBlocks, Tiles, gather_rows, whole
 from hepti_mpi.comm.group import Group, world
+from hepti_mpi.comm.rows import RowBlocks, Tiles, gather_rows, whole
 from hepti_mpi.kernels import backends
 from hepti_mpi.kernels.products import Graph
 from solver.base import clock

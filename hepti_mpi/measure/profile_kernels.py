@@ -10,8 +10,8 @@ from functools import partial
 
 import numpy as np
 
-from hepti_mpi.comm.exchange import Gather, Tiles, whole
 from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.rows import RowExchange, Tiles, whole
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.layers import BlockKernels
 from hepti_mpi.engine.steps import run_block
@@ -189,10 +189,10 @@ def _jitter_s(compute: Callable[[], float], group: Group) -> float:
     own, steps = [], []
     for _ in range(WARM_STEPS + STEPS):
         started = clock.now()
-        gather = Gather(group, blocks, everyone, 1)
+        exchange = RowExchange(group, blocks, everyone, (1,))
         own.append(compute())
-        gather.put(Span(0, 1))
-        whole(gather)
+        exchange.put(0)
+        whole(exchange)
         steps.append(clock.now() - started)
     group.finish_sending()
     own, steps = own[WARM_STEPS:], steps[WARM_STEPS:]

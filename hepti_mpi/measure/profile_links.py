@@ -9,8 +9,8 @@ from itertools import combinations
 
 import numpy as np
 
-from hepti_mpi.comm.exchange import Gather, Tiles, gather_rows, whole
 from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.rows import RowExchange, Tiles, gather_rows, whole
 from hepti_mpi.measure.timing import fitting_clock
 from solver.base import clock
 from solver.base.spans import Partition, Span
@@ -104,12 +104,12 @@ def measure_messages(group: Group, links: Links, pace: float) -> Curve:
         for _ in range(ROUNDS):
             group.barrier()
             started = now()
-            gather = Gather(group, blocks, everything, size // 4)
-            gather.put(Span(0, 1))
+            exchange = RowExchange(group, blocks, everything, (size // 4,))
+            exchange.put(0)
             posted = now()
             clock.sleep(2 * wires_s + 2e-3)
             woken = now()
-            whole(gather)
+            whole(exchange)
             samples.append(pace * (now() - woken + posted - started) / messages)
             group.finish_sending()
         seconds.append(statistics.median(samples))

@@ -14,8 +14,8 @@ from functools import partial
 import numpy as np
 
 from hepti_mpi.comm.direct import Direct
+from hepti_mpi.comm.exchange import InBox, Item, RankExchange
 from hepti_mpi.comm.group import Group
-from hepti_mpi.comm.transfer import InBox, Item, RankExchange
 from hepti_mpi.comm.wires import EXACT, Coding
 from hepti_mpi.program.share import Passes, RankRun, Share, key_of, rank_run
 from solver.base.arrays import Array, Numbers
@@ -120,7 +120,7 @@ def exchange_calls(
     """
     if not pieces and not places:
         return []
-    exchange = RankExchange(group, [Item(*step.layouts(), pieces, places)], coding, equal=equal)
+    exchange = RankExchange.of(group, [Item(*step.layouts(), pieces, places)], coding, equal=equal)
     if lengths(step.want[ROW]).max() < ROWS_BY_MPI:
         return [exchange.over(direct)]
     return [exchange.run, group.finish_sending]  # places are written again in this pass

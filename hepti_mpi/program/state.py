@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from hepti_mpi.comm.exchange import InBox, Item, RankExchange
 from hepti_mpi.comm.group import Group
-from hepti_mpi.comm.transfer import InBox, Item, RankExchange
 from hepti_mpi.comm.wires import EXACT
 from hepti_mpi.kernels.kinds.heads import Heads, runs_of, wide
 from solver.base.arrays import Array, Numbers
@@ -150,5 +150,5 @@ def move_heads(
     items = [
         Item(*both, *(own[number] if own else [] for own in (pieces, places))) for number, both in enumerate(layouts)
     ]
-    RankExchange(group, items, EXACT).run()
+    RankExchange.of(group, items, EXACT).run()
     group.finish_sending()

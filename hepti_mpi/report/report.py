@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,10 +23,10 @@ SHOWN = 20  # decisions about a plan that lives in a status, which may be asked 
 
 
 def job_report(
-    model: str, plan: str, wire: Wire, tally: Tally, ranks: Sequence[dict[str, Any]], places: Sequence[Place],
-    options: argparse.Namespace,
+    model: str, plan: Mapping[str, Any], wire: Wire, tally: Tally, ranks: Sequence[dict[str, Any]],
+    places: Sequence[Place], options: argparse.Namespace,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the report of an encoder or a network but for what was predicted; `plan` is JSON."""
+    """Return the report of an encoder or a network but for what was predicted; `plan` is its file's table."""
     seconds = tally.seconds
     every = [value for values in seconds.values() for value in values]
     return {
@@ -43,19 +42,24 @@ def job_report(
         "requests_answered": tally.count,
         "seconds_median": statistics.median(every) if every else None,
         "per_rank": [entry | {"host": place.host} for entry, place in zip(ranks, places, strict=True)],
-        "plan": json.loads(plan),
+        "plan": plan,
     }
 
 
 def job_status(
-    model: str, plan: str, tally: Tally, meters: Mapping[int, Meter], replans: Sequence[Any], replanned: int
+    model: str,
+    plan: Mapping[str, Any],
+    tally: Tally,
+    meters: Mapping[int, Meter],
+    replans: Sequence[Any],
+    replanned: int,
 ) -> dict[str, Any]:
     """Return what a job that serves says of itself.
 
     Parameters
     ----------
     plan
-        As JSON.
+        As the table of its file.
     meters
         Of the ranks that have told what they did.
     replans
@@ -63,13 +67,12 @@ def job_status(
     replanned
         How many decisions have changed the plan.
     """
-    table = json.loads(plan)
-    ranks = [{"rank": rank, "device": device} for rank, device in enumerate(table["devices"])]
+    ranks = [{"rank": rank, "device": device} for rank, device in enumerate(plan["devices"])]
     for rank, meter in meters.items():
         ranks[rank] |= meter.to_table()
     return {
         "model": model,
-        "plan": table,
+        "plan": plan,
         "requests": tally.count,
         "tokens": tally.tokens,
         "ranks": ranks,

@@ -26,7 +26,7 @@ from solver.base.errors import HeptiError
 from solver.base.phrases import counted, did_you_mean, mbps
 from solver.model.kinds.attention import CACHES
 from solver.model.kinds.weight import PRECISIONS
-from solver.plan.decoder_file import WIRES
+from solver.plan.decoder_plan import WIRES
 from solver.systems.decoders import SYSTEMS
 
 DLLAMA, LLAMACPP = "dllama", "llamacpp"

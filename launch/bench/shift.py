@@ -29,9 +29,9 @@ from solver.base.progress import progress
 from solver.cluster.cluster import Cluster, read_cluster
 from solver.live.drift import scaled
 from solver.model.spec import ModelSpec
-from solver.plan.file import plan_to_json
 from solver.plan.holdings import weights_bytes
 from solver.plan.plan import Plan
+from solver.plan.writing import plan_to_json
 from solver.programs.planner import solve
 from solver.systems.sequence import rows_plan
 

@@ -21,7 +21,8 @@ from launch.compare.results import of_rounds, quartiles
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import read_cluster
 from solver.plan.file import read_plan
-from solver.plan.segment_file import read_segments
+from solver.plan.plan import Plan
+from solver.plan.segments import SegmentPlan
 from solver.schedule.encoders.stages import price_plan
 from solver.show.advice import bounds
 
@@ -75,11 +76,11 @@ class OtherPlanner:
             raise HeptiError(said[-1].removeprefix("python -m solver: "))
         cluster = read_cluster(profile)
         if isinstance(model, BenchNetwork):
-            segments = read_segments(path, model.net)
+            segments = read_plan(path, SegmentPlan, model.net)
             segments.check(model.net, len(cluster.devices))
             who = network_entrant(entry, model.net, cluster, segments)
             return replace(who, checkout=self.folder, plan_json=path.read_text())
-        plan = read_plan(path)
+        plan = read_plan(path, Plan)
         plan.check(model.spec, len(cluster.devices))
         bound = bounds(model.spec, cluster, self.rows, price_plan(model.spec, cluster, plan, self.rows))
         predicted_s = None if plan.predicted is None else plan.predicted_s

@@ -28,8 +28,8 @@ from launch.compare.stage import BenchHosts
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster, read_cluster
 from solver.model.spec import TextInput
-from solver.plan.file import plan_to_json
 from solver.plan.plan import Plan
+from solver.plan.writing import plan_to_json
 
 VERSIONS_OF = ("numpy", "onnxruntime", "torch", "mpi4py", "hepti")
 

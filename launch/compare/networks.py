@@ -14,8 +14,8 @@ from solver.base.spans import Span
 from solver.cluster.cluster import Cluster
 from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
-from solver.plan.segment_file import segments_to_json
 from solver.plan.segments import SegmentPlan
+from solver.plan.writing import plan_to_json
 from solver.schedule.networks.segment_steps import net_setting
 from solver.show.comparison import MOST_ALONE
 from solver.show.network_facts import network_bounds, priced_network
@@ -64,7 +64,7 @@ def network_entrant(entry: RowName, net: ConvNet, cluster: Cluster, plan: Segmen
     first, *others = plan.active
     compute_s = bound.compute_s if others or not is_single(entry.system) else whole_s(net, cluster)[first]
     predicted_s = None if plan.predicted is None else plan.predicted.seconds
-    text = segments_to_json(net, plan)
+    text = plan_to_json(plan, net)
     return Entrant(entry, predicted_s, compute_s, bound.exchange_s, plan, plan_json=text)
 
 

@@ -153,21 +153,10 @@ def shares_of(plan: Mapping[str, Any]) -> dict[str, float]:
 
 def _rows(plan: Mapping[str, Any]) -> Iterator[tuple[int, Sequence[str], Sequence[float]]]:
     """Yield, of all that is shared out, how many layers or nodes it stands for, to whom it goes, and how much."""
-    if "segments" in plan:
-        for segment in plan["segments"]:
-            start, stop = segment["nodes"]
-            cut = next((name for name in ("rows", "channels", "tiles") if segment.get(name)), "shares")
-            yield stop - start, plan["devices"], segment[cut]
-        return
     for stage in plan["stages"]:
-        if "words" in plan:
-            start, stop = stage["layers"]
-            yield stop - start, plan["devices"], stage["heads"]
-            yield stop - start, plan["devices"], stage["columns"]
-            continue
-        for run in stage["layers"]:
-            start, stop = run["layers"]
-            for table in (run[block] for block in ("attention", "mlp") if block in run):
-                spans = table.get("heads") or table.get("ffn") or table.get("sub_blocks")
-                sizes = [last - first for first, last in spans or ()] or table.get("rows")
-                yield stop - start, stage["devices"], sizes or [1] * len(stage["devices"])
+        devices = stage.get("devices", plan["devices"])
+        for run in stage["runs"]:
+            start, stop = run["nodes"] if "nodes" in run else run["layers"]
+            for table in [run] if "cut" in run else (run[block] for block in ("attention", "mlp") if block in run):
+                axis = next((axis for axis in ("heads", "columns", table["cut"]) if axis in table), None)
+                yield stop - start, devices, [1] * len(devices) if axis is None else table[axis]

@@ -34,6 +34,10 @@ class Span:
 
     def intersect(self, other: Span) -> Span:
         """Return the indices that both hold; empty where they are disjoint."""
+        if other.start <= self.start and self.stop <= other.stop:
+            return self
+        if self.start <= other.start and other.stop <= self.stop:
+            return other
         start = max(self.start, other.start)
         return Span(start, max(start, min(self.stop, other.stop)))
 
@@ -110,9 +114,14 @@ def _rounded(shares: tuple[float, ...], total: int) -> Partition:
 
 def tiles(span: Span, rows: int) -> list[Span]:
     """Cut a span into nearly equal tiles of about `rows`; 0: one tile. An empty span has none."""
+    return pieces_of(span, max(1, round(span.size / rows)) if rows else 1)
+
+
+def pieces_of(span: Span, count: int) -> list[Span]:
+    """Cut a span into so many nearly equal pieces, at most one for each of its units. An empty span has none."""
     if not span.size:
         return []
-    count = min(span.size, max(1, round(span.size / rows))) if rows else 1
+    count = min(span.size, count)
     edges = [span.start + span.size * number // count for number in range(count + 1)]
     return [Span(start, stop) for start, stop in pairwise(edges)]
 

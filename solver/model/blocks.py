@@ -23,6 +23,7 @@ class Cut(StrEnum):
     ROWS = "rows"  # each rank its rows, all weights
     COLUMNS = "columns"  # heads or F columns, gathered, then output columns
     BLOCK = "block"  # heads or F columns, then full-size summands
+    TO_ROWS = "to_rows"  # heads or F columns, of which the owners of rows get what they make; then rows, all weights
     GRID = "grid"  # a tile of both weights: some columns of H by some heads or F columns
     WHOLE = "whole"  # everything, each rank that has sub-blocks of other layers
     SUB_BLOCKS = "sub_blocks"  # each rank its sub-blocks of a decoupled layer
@@ -132,7 +133,8 @@ class Block:
     @property
     def cuts(self) -> tuple[Cut, ...]:
         """How it may be cut in layers that are not decoupled."""
-        return (Cut.ROWS, Cut.WHOLE) if self.inner is None else (Cut.ROWS, Cut.WHOLE, Cut.BLOCK, Cut.COLUMNS, Cut.GRID)
+        inner = (Cut.BLOCK, Cut.TO_ROWS, Cut.COLUMNS, Cut.GRID)
+        return (Cut.ROWS, Cut.WHOLE, *(inner if self.inner is not None else ()))
 
 
 @lru_cache(maxsize=256)

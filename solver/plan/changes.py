@@ -24,8 +24,9 @@ class BlockShare:
     block
         Of which it is a share.
     alone
-        Whether the rank computes it of its rows alone: K and V stand apart from Q, residual and norm are in the last
-        graph.
+        Whether the rank computes it of its rows alone: K and V stand apart from Q.
+    closes
+        Whether it computes the second product of its rows alone: it is in one graph with residual and norm.
     avoided
         Whether K and V are not projected.
     grid
@@ -38,6 +39,7 @@ class BlockShare:
 
     block: Block
     alone: bool
+    closes: bool
     avoided: bool
     grid: bool
     slices: tuple[TensorSlice, ...]
@@ -58,6 +60,7 @@ Shares = Mapping[int, LayerShare]  # by layer
 
 # Cuts under which a rank computes a block of its rows alone: all of its weights are in one place.
 ALONE = (Cut.ROWS, Cut.WHOLE, Cut.SUB_BLOCKS)
+CLOSING = (*ALONE, Cut.TO_ROWS)  # and those under which that is so of what follows the second product's inputs
 
 
 class Holdings:
@@ -227,7 +230,13 @@ def _block_shares(
             avoided = cut.keys is not None and cut.keys[within] is Keys.AVOIDED
             if own or not decoupled:
                 yield BlockShare(
-                    block, cut.cut in ALONE, avoided, cut.cut is Cut.GRID, own, number if decoupled else None
+                    block,
+                    cut.cut in ALONE,
+                    cut.cut in CLOSING,
+                    avoided,
+                    cut.cut is Cut.GRID,
+                    own,
+                    number if decoupled else None,
                 )
 
 

@@ -23,6 +23,7 @@ from solver.plan.plan import Wire
 
 # Passes of so many rows have summands that sockets may not hold: they go by MPI, and always in two steps.
 ROWS_BY_MPI = 8
+WIRES = (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class DecoderStage:
     layers: Span
     heads: Partition
     columns: Partition
-    rows: tuple[int, ...] = ()
+    rows: tuple[float, ...] = ()
 
     @property
     def ranks(self) -> tuple[int, ...]:

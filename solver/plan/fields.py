@@ -1,22 +1,150 @@
-"""The fields of a plan file: reading them one by one, every mistake in one line that names the field."""
+"""The fields of a plan file: read one by one, every mistake in one line that says where it is, and what to write."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from solver.base.errors import HeptiError, explained, no_text
+from solver.base.phrases import counted
 from solver.base.spans import Span
-from solver.plan.plan import Prediction
-
-FORMAT = "hepti-plan/1"
 
 T = TypeVar("T")
+Amounts = tuple[float, ...]
+_KINDS = {dict: "a table", list: "a list", str: "a text", int: "a whole number", bool: "true or false"}
+_SLACK = 0.02  # a person may write 0.33 three times, or 0.34
 
 
-def read_with(path: Path, from_json: Callable[[str], T]) -> T:
+@dataclass(frozen=True, slots=True)
+class PlanFields:
+    """A table of a plan file, and where it stands in it: with that every complaint begins."""
+
+    table: Mapping[str, Any]
+    where: str = ""
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.table
+
+    def error(self, text: str) -> HeptiError:
+        """Return the complaint about something in this table."""
+        return HeptiError(f"{self.where}: {text}" if self.where else text)
+
+    def missing(self, key: str, needed: str) -> HeptiError:
+        """Return the complaint that a key is not there, which needs that."""
+        return self.error(f"{key!r} is missing: write {needed}")
+
+    def only(self, *known: str) -> None:
+        """Refuse other keys."""
+        for key in self.table:
+            if key not in known:
+                raise self.error(f"unknown key {key!r} (known: {', '.join(known)})")
+
+    def get(self, key: str, kind: Any, *default: Any) -> Any:
+        """Return a value of this kind; where it is not there the default, if there is one."""
+        if key in self.table or default:
+            return self.checked(self.table[key], kind, key) if key in self.table else default[0]
+        raise self.missing(key, _KINDS.get(kind, "a number"))
+
+    def checked(self, value: Any, kind: Any, what: str) -> Any:
+        """Refuse a value of another kind; true and false are no numbers."""
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+            raise self.error(f"{what} is {value!r}, must be {_KINDS.get(kind, 'a number')}")
+        return value
+
+    def word(self, key: str, known: Collection[str], *default: str) -> str:
+        """Return one of the words that are known."""
+        if key not in self.table and not default:
+            raise self.missing(key, f"one of {', '.join(known)}")
+        return self.known(self.get(key, str, *default), key, known)
+
+    def known(self, value: str, what: str, known: Collection[str]) -> str:
+        """Refuse a word that is none of those known."""
+        if value not in known:
+            raise self.error(f"{what} {value!r} is not one of {', '.join(known)}")
+        return value
+
+    def count(self, key: str, *default: int, least: int = 0) -> int:
+        """Return a whole number, of this at least."""
+        found: int = self.get(key, int, *default)
+        if found < least:
+            raise self.error(f"{key} is {found}, must be at least {least}")
+        return found
+
+    def several(self, key: str, kind: Any) -> list[Any]:
+        """Return a list of values of this kind."""
+        return [self.checked(value, kind, key) for value in self.get(key, list)]
+
+    def span(self, key: str, *, empty: bool = False) -> Span:
+        """Return a span, written [start, stop]."""
+        ends = self.several(key, int)
+        if len(ends) != 2 or not 0 <= ends[0] < ends[1] + empty:
+            raise self.error(f"{key} is {ends}: write the first, and the one behind the last, as [0, 12]")
+        return Span(*ends)
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """Return different names, one at least."""
+        found = tuple(self.several(key, str)) if key in self.table else ()
+        if not found:
+            raise self.missing(key, "the names of those that take part")
+        if len(set(found)) < len(found):
+            raise self.error(f"{key} {', '.join(found)}: one is named twice")
+        return found
+
+    def sub(self, key: str, *default: Mapping[str, Any]) -> PlanFields:
+        """Return a table within this one."""
+        return PlanFields(self.get(key, dict, *default), self._within(key))
+
+    def subs(self, key: str, name: str) -> list[PlanFields]:
+        """Return the tables of a list that is not empty; each is called by this name and its number."""
+        if not (entries := self.get(key, list)):
+            raise self.error(f"{key} is empty: write one {name} at least")
+        named = [(entry, f"{name} {number}") for number, entry in enumerate(entries)]
+        return [PlanFields(self.checked(entry, dict, name), self._within(name)) for entry, name in named]
+
+    def cut(self, words: Collection[str]) -> tuple[str, PlanFields]:
+        """Return by which of these words it is cut, and the same table, whose complaints then name that, too."""
+        word = self.word("cut", words)
+        return word, PlanFields(self.table, f"{self.where}, cut {word}")
+
+    def numbers(self, axis: str, devices: int, kind: Any = int | float) -> Amounts:
+        """Return what every device has of an axis: whole numbers, or parts of one; where `devices` is 0, any count."""
+        owners = f"for {counted(devices, 'device')}" if devices else "for the rows of the grid"
+        if axis not in self.table:
+            raise self.missing(axis, f"numbers {owners}")
+        found = tuple(self.several(axis, kind))
+        if devices and len(found) != devices:
+            raise self.error(f"{axis} has {counted(len(found), 'number')} {owners}: write one for each")
+        if not any(found) or min(found) < 0:
+            raise self.error(f"{axis} are {list(found)}: none may be negative, and somebody must have some")
+        whole = math.inf if max(found) > 1e300 else sum(found)  # a whole number may be too large for a float
+        if any(isinstance(number, float) for number in found) and not abs(whole - 1) <= _SLACK:
+            raise self.error(
+                f"{axis} are {list(found)}, which add up to {whole:g}: write parts that add up to 1, or whole numbers, "
+                f"in whose ratio they are shared out"
+            )
+        return found
+
+    def record(self, kind: type[T]) -> T:
+        """Return a dataclass of numbers, and of lists of whole ones, by the names of its fields."""
+        fields = {field.name: field.type for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        self.only(*fields)
+        values = {}
+        for name, form in fields.items():
+            single = {"int": int, "float": int | float}.get(str(form))
+            values[name] = tuple(self.several(name, int)) if single is None else self.get(name, single)
+        return kind(**values)
+
+    def _within(self, name: str) -> str:
+        return f"{self.where}, {name}" if self.where else name
+
+
+def read_with(path: Path, from_text: Callable[[str], T]) -> T:
     """Read a plan file by what reads its text.
 
     Raises
@@ -25,7 +153,7 @@ def read_with(path: Path, from_json: Callable[[str], T]) -> T:
         If the file is missing or is refused, naming it.
     """
     try:
-        return from_json(path.read_text(encoding="utf-8"))
+        return from_text(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise HeptiError(f"cannot read plan {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -34,91 +162,20 @@ def read_with(path: Path, from_json: Callable[[str], T]) -> T:
         raise HeptiError(f"{path}: {error}") from error
 
 
-def plan_table(text: str) -> dict[str, Any]:
-    """Return the JSON of a plan of any kind.
+def parsed(text: str) -> Any:
+    """Return what a text of JSON says.
 
     Raises
     ------
     HeptiError
-        If it is not JSON, or of another format.
+        If it is none, or says something twice.
     """
     with explained("not JSON", (ValueError, RecursionError)):
-        table = json.loads(text)
-    if not isinstance(table, dict) or "format" not in table:
-        raise HeptiError(f'no plan, which is a JSON object with "format": "{FORMAT}": hepti plan --out writes one')
-    if table["format"] != FORMAT:
-        raise HeptiError(f"format is {table['format']!r}, this version reads {FORMAT!r}")
-    return table
+        return json.loads(text, object_pairs_hook=_once)
 
 
-def named_in(table: dict[str, Any]) -> str:
-    """Return the name of the model that a plan is for."""
-    return str(get(get(table, "model", dict, {}), "name", str, "of no name"))
-
-
-def prediction_of(entry: Any) -> Prediction:
-    """Return what the planner expects, of the table that has it."""
-    return Prediction(
-        seconds=get(entry, "seconds", int | float),
-        compute_s=get(entry, "compute_s", int | float),
-        exchange_s=get(entry, "exchange_s", int | float),
-        weights_bytes=tuple(checked(size, int, "weights_bytes") for size in get(entry, "weights_bytes", list)),
-        bytes_on_wire=get(entry, "bytes_on_wire", int),
-    )
-
-
-def prediction_to_table(facts: Prediction) -> dict[str, Any]:
-    """Write what the planner expects."""
-    return {
-        "seconds": facts.seconds,
-        "compute_s": facts.compute_s,
-        "exchange_s": facts.exchange_s,
-        "weights_bytes": list(facts.weights_bytes),
-        "bytes_on_wire": facts.bytes_on_wire,
-    }
-
-
-def devices_of(entry: Any) -> tuple[str, ...]:
-    """Return the devices that a table names."""
-    devices = tuple(checked(name, str, "the name of a device") for name in get(entry, "devices", list))
-    if not devices:
-        raise HeptiError("plan: devices is empty: write the names of those that take part")
-    if len(set(devices)) < len(devices):
-        raise HeptiError(f"plan: devices {', '.join(devices)}: one is named twice")
-    return devices
-
-
-def span_of(value: Any) -> Span:
-    """Return a span, written [start, stop]."""
-    if not isinstance(value, list) or len(value) != 2:
-        raise HeptiError(f"{value!r} is not a span: write [start, stop]")
-    start, stop = (checked(end, int, "the end of a span") for end in value)
-    return Span(start, stop)
-
-
-def get(entry: Any, key: str, kind: Any, *default: Any) -> Any:
-    """Return a value of the JSON; KeyError if it is not there and has no default."""
-    table = checked(entry, dict, f"what holds {key}")
-    return checked(table[key], kind, key) if key in table or not default else default[0]
-
-
-def checked(value: Any, kind: Any, what: str) -> Any:
-    """Refuse a value of another kind; true and false are no numbers."""
-    if not isinstance(value, kind) or isinstance(value, bool):
-        words = {dict: "a table", list: "a list", str: "a text", int: "a whole number"}
-        raise HeptiError(f"{what} is {value!r}, must be {words.get(kind, 'a number')}")
-    return value
-
-
-def not_negative(value: int, what: str) -> int:
-    """Refuse a number below zero."""
-    if value < 0:
-        raise HeptiError(f"{what} is {value}, must not be negative")
-    return value
-
-
-def one_of(value: str, what: str, known: Sequence[str]) -> str:
-    """Refuse a word that is none of those known."""
-    if value not in known:
-        raise HeptiError(f"{what} {value!r} is not one of {', '.join(known)}")
-    return value
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    for name, times in Counter(name for name, _ in pairs).most_common(1):
+        if times > 1:
+            raise HeptiError(f"{name} is written {times} times in one table: write it once")
+    return dict(pairs)

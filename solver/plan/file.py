@@ -1,190 +1,297 @@
-"""The plan file, `hepti-plan/1`: reading with all its checks, and writing.
+"""The plan file, `hepti-plan/2`, of every kind of model: reading with all its checks (`writing.py` writes it).
 
 A person can write one by hand:
 
-    {"format": "hepti-plan/1", "model": {"name": "bert-base"},
-     "stages": [{"devices": ["pi-0", "pi-1"],
-                 "layers": [{"layers": [0, 12],
-                             "attention": {"cut": "block", "heads": [[0, 9], [9, 12]], "norm": "full"},
-                             "mlp": {"cut": "rows", "rows": [0.7, 0.3]}}]}]}
+    {"format": "hepti-plan/2", "model": {"name": "bert-base"}, "devices": ["pi-0", "pi-1"],
+     "stages": [{"runs": [{"layers": [0, 12],
+                           "attention": {"cut": "heads", "heads": [9, 3]},
+                           "mlp": {"cut": "rows", "rows": [0.7, 0.3]}}]}]}
+
+A cut goes by the axis that it shares out, and under the names of axes stands what every device of the stage has: of
+heads, columns and words how many; of rows, channels and tiles whole numbers, in whose ratio they go, or parts of one.
+Runs of nodes are a network's; a head, or what else only language models have, makes it the plan of one of those.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from solver.base.errors import HeptiError
 from solver.base.spans import Partition, Span
 from solver.model.blocks import Cut
-from solver.model.kinds.attention import Attention
+from solver.model.convnet import ConvNet
+from solver.model.decoder import Decoder
+from solver.model.kinds.attention import CACHES, Attention
+from solver.model.kinds.mlp import Mlp
+from solver.model.kinds.weight import PRECISIONS
 from solver.model.spec import KINDS
-from solver.plan.fields import (
-    FORMAT,
-    checked,
-    devices_of,
-    get,
-    named_in,
-    not_negative,
-    one_of,
-    plan_table,
-    prediction_of,
-    prediction_to_table,
-    read_with,
-    span_of,
+from solver.plan import old_files
+from solver.plan.decoder_plan import ROWS_BY_MPI, WIRES, DecoderPlan, DecoderPrediction, DecoderStage
+from solver.plan.fields import Amounts, PlanFields, parsed, read_with
+from solver.plan.plan import (
+    NOTHING,
+    ROUNDING,
+    BlockPlan,
+    Keys,
+    LayerPlan,
+    Plan,
+    Prediction,
+    Stage,
+    StreamLayout,
+    Wire,
+    cut_word,
 )
-from solver.plan.plan import BlockPlan, Keys, LayerPlan, Plan, Stage, StreamLayout, Wire
 from solver.plan.routes import Route
+from solver.plan.segments import Segment, SegmentCut, SegmentPlan
 
-_NORMS = {
-    Cut.ROWS: StreamLayout.ROWS,
-    Cut.GRID: StreamLayout.ROWS,
-    Cut.SUB_BLOCKS: StreamLayout.COLS,
-}  # where nothing is said
+FORMAT = "hepti-plan/2"
+AnyPlan = Plan | SegmentPlan | DecoderPlan
+P = TypeVar("P", Plan, SegmentPlan, DecoderPlan)
+Staged = tuple[PlanFields, tuple[str, ...], list[PlanFields]]  # a stage, its devices, its runs
+
+_OF: dict[type, str] = {Plan: "an encoder", SegmentPlan: "a convolutional network", DecoderPlan: "a language model"}
+_OF_ALL = ("format", "system", "model", "devices", "wire", "stages", "predicted")
+OF_LANGUAGE_MODELS = ("precision", "cache", "context", "sequences", "two_steps_from", "rows_from", "head")
+# What a network shares out, in the words of the file.
+SEGMENT_CUTS = {cut: "input_channels" if cut is SegmentCut.SUMS else str(cut) for cut in SegmentCut}
 
 
-def read_plan(path: Path) -> Plan:
-    """Read a plan file.
+def read_plan(path: Path, kind: type[P], model: ConvNet | Decoder | None = None) -> P:
+    """Read the plan file of one kind of model; of the one that is given, it must be for that, and name its nodes.
 
     Raises
     ------
     HeptiError
-        If the file is missing, is not JSON, or does not describe a plan.
+        If the file is missing, is not JSON, does not describe a plan, or is another kind's or another model's.
     """
-    return read_with(path, plan_from_json)
+    return read_with(path, lambda text: plan_from_json(text, kind, model))
 
 
-def plan_from_json(text: str) -> Plan:
-    """Read a plan from JSON."""
-    table = plan_table(text)
-    if "kind" in table:
-        raise HeptiError(f"this is the plan of a {table['kind']}, {named_in(table)}: here an encoder's is needed")
-    try:
-        return _plan(table)
-    except KeyError as error:
-        raise HeptiError(f"the plan has no {error}") from error
+def read_any_plan(path: Path) -> AnyPlan:
+    """Read the plan file of any kind of model; errors as `read_plan`."""
+    return read_with(path, any_plan_from_json)
 
 
-def plan_to_json(plan: Plan) -> str:
-    """Write a plan as JSON that `plan_from_json` reads back to the same plan."""
-    table: dict[str, Any] = {
-        "format": FORMAT,
-        "system": plan.system,
-        "model": {"name": plan.model_name, "fingerprint": plan.model_fingerprint},
-        "cluster": {"fingerprint": plan.cluster_fingerprint},
-        "rows": plan.rows,
-        "tile_rows": plan.tile_rows,
-        "wire": str(plan.wire),
-        "devices": list(plan.devices),
-        "stages": [
-            {
-                "devices": list(stage.devices),
-                **({} if stage.is_whole else {"sublayers": [stage.sublayers.start, stage.sublayers.stop]}),
-                "layers": [
-                    {"layers": [span.start, span.stop], **{block.block: _block_to_table(block) for block in layer}}
-                    for span, layer in stage.layers
-                ],
-            }
-            for stage in plan.stages
-        ],
+def planned_model(path: Path) -> str:
+    """Return the name of the model that a plan file is for; errors as `read_plan`."""
+    return read_with(path, lambda text: _name(_table(text)))
+
+
+def plan_from_json(text: str, kind: type[P], model: ConvNet | Decoder | None = None) -> P:
+    """Read the plan of one kind of model from JSON; errors as `read_plan`."""
+    table = _table(text)
+    if (found := _kind(table)) is not kind:
+        raise HeptiError(f"this is the plan of {_OF[found]}, {_name(table)}: here {_OF[kind]}'s is needed")
+    plan = _read(table, model)
+    assert isinstance(plan, kind)
+    return plan
+
+
+def any_plan_from_json(text: str) -> AnyPlan:
+    """Read the plan of any kind of model from JSON; errors as `read_plan`."""
+    return _read(_table(text), None)
+
+
+def parts_of_one(numbers: Amounts) -> Amounts:
+    """Return shares as parts of one; as they stand where they are that."""
+    whole = sum(numbers)
+    return numbers if abs(whole - 1) <= ROUNDING else tuple(number / whole for number in numbers)
+
+
+def _table(text: str) -> dict[str, Any]:
+    """Return the JSON of a plan; of the first version as this one has it."""
+    table = parsed(text)
+    if not isinstance(table, dict) or "format" not in table:
+        raise HeptiError(f'no plan, which is a JSON object with "format": "{FORMAT}": hepti plan --out writes one')
+    if table["format"] == old_files.FORMAT:
+        return old_files.renewed(table)
+    if table["format"] != FORMAT:
+        raise HeptiError(f"format is {table['format']!r}, this version reads {FORMAT} and {old_files.FORMAT}")
+    return table
+
+
+def _name(table: Mapping[str, Any]) -> str:
+    return str(PlanFields(table).sub("model", {}).get("name", str, "of no name"))
+
+
+def _kind(table: Mapping[str, Any]) -> type[Plan] | type[SegmentPlan] | type[DecoderPlan]:
+    """Return which kind of plan a table is, by what only this kind has."""
+    stages = PlanFields(table).subs("stages", "stage")
+    if any("nodes" in run for stage in stages for run in stage.subs("runs", "run")):
+        return SegmentPlan
+    return DecoderPlan if any(key in table for key in OF_LANGUAGE_MODELS) else Plan
+
+
+def _read(table: Mapping[str, Any], model: ConvNet | Decoder | None) -> AnyPlan:
+    readers: dict[type, Callable[[PlanFields, Any], AnyPlan]]
+    readers = {Plan: _encoder, SegmentPlan: _network, DecoderPlan: _language_model}
+    return readers[_kind(table)](PlanFields(table), model)
+
+
+# What all kinds of models have.
+
+
+def _facts(plan: PlanFields, prediction: type, wires: Sequence[Wire]) -> dict[str, Any]:
+    return {
+        "system": plan.get("system", str, ""),
+        "wire": Wire(plan.word("wire", wires, Wire.FLOAT32)),
+        "predicted": plan.sub("predicted").record(prediction) if "predicted" in plan else None,
     }
-    if plan.predicted is not None:
-        table["predicted"] = prediction_to_table(plan.predicted)
-    return json.dumps(table, indent=1) + "\n"
 
 
-def _plan(table: dict[str, Any]) -> Plan:
-    model, cluster = get(table, "model", dict), get(table, "cluster", dict, {})
-    stages = tuple(_stage(entry) for entry in get(table, "stages", list))
-    if not stages:
-        raise HeptiError("the plan has no stages: write one at least, of all devices and layers")
-    devices = devices_of(table) if "devices" in table else ()
-    for name in (name for stage in stages for name in stage.devices if devices and name not in devices):
-        raise HeptiError(f"plan: a stage has device {name}, devices are {', '.join(devices)}")
-    return Plan(
-        stages=stages,
-        model_name=get(model, "name", str),
-        model_fingerprint=get(model, "fingerprint", str, ""),
-        cluster_fingerprint=get(cluster, "fingerprint", str, ""),
-        system=get(table, "system", str, ""),
-        rows=not_negative(get(table, "rows", int, 0), "rows"),
-        tile_rows=not_negative(get(table, "tile_rows", int, 0), "tile_rows"),
-        wire=Wire(one_of(get(table, "wire", str, "float32"), "wire", list(Wire))),
-        predicted=prediction_of(get(table, "predicted", dict)) if "predicted" in table else None,
-        devices=devices,
-    )
+def _named(plan: PlanFields) -> tuple[str, str]:
+    model = plan.sub("model")
+    model.only("name", "fingerprint")
+    return model.get("name", str), model.get("fingerprint", str, "")
 
 
-def _stage(entry: Any) -> Stage:
-    devices, runs = devices_of(entry), tuple(_run(run) for run in get(entry, "layers", list))
-    return Stage(devices, runs, span_of(get(entry, "sublayers", list, [0, 0])))
+def _made_for(plan: PlanFields) -> dict[str, str]:
+    """Return which model and cluster the plan of an encoder or a network is for."""
+    cluster = plan.sub("cluster", {})
+    cluster.only("fingerprint")
+    names = ("model_name", "model_fingerprint", "cluster_fingerprint")
+    return dict(zip(names, (*_named(plan), cluster.get("fingerprint", str, "")), strict=True))
 
 
-def _run(entry: Any) -> tuple[Span, LayerPlan]:
-    span = span_of(get(entry, "layers", list))
-    if not span.size:
-        raise HeptiError(f"plan: layers [{span.start}, {span.stop}] are none: the second one is that behind the last")
-    where, blocks = f"plan: layers {span.start} to {span.stop - 1}", []
-    for name in entry:
-        if name == "layers":
-            continue
-        try:
-            blocks.append(_block(get(entry, one_of(name, "block", list(KINDS)), dict), name))
-        except HeptiError as error:
-            raise HeptiError(f"{where}, {name}: {error}") from error
+def _stages(
+    plan: PlanFields, *known: str
+) -> tuple[tuple[str, ...], list[tuple[PlanFields, tuple[str, ...], list[PlanFields]]]]:
+    """Return all devices, and of every stage its table, its devices and its runs."""
+    devices = plan.names("devices") if "devices" in plan else ()
+    found = []
+    for stage in plan.subs("stages", "stage"):
+        stage.only("devices", *known, "runs")
+        crew = devices if devices and "devices" not in stage else stage.names("devices")
+        for name in crew:
+            stage.known(name, "device", devices or crew)
+        found.append((stage, crew, stage.subs("runs", "run")))
+    return devices or tuple(dict.fromkeys(name for _, crew, _ in found for name in crew)), found
+
+
+def _over(devices: Sequence[str], crew: Sequence[str], numbers: Amounts) -> Amounts:
+    """Return the numbers of all devices, where those of a crew are given."""
+    own = dict(zip(crew, numbers, strict=True))
+    return tuple(own.get(name, 0) for name in devices)
+
+
+# Encoders.
+
+
+def _encoder(plan: PlanFields, _model: None) -> Plan:
+    plan.only(*_OF_ALL, "cluster", "rows", "tile_rows")
+    devices, staged = _stages(plan, "sublayers")
+    stages = []
+    for stage, crew, runs in staged:
+        part = stage.span("sublayers") if "sublayers" in stage else NOTHING
+        stages.append(Stage(crew, tuple(_run(run, len(crew)) for run in runs), part))
+    facts = _made_for(plan) | _facts(plan, Prediction, tuple(Wire))
+    rows, tile_rows = plan.count("rows", 0), plan.count("tile_rows", 0)
+    return Plan(tuple(stages), rows=rows, tile_rows=tile_rows, devices=devices, **facts)
+
+
+def _run(run: PlanFields, devices: int) -> tuple[Span, LayerPlan]:
+    run.only("layers", *KINDS)
+    blocks = [name for name in run.table if name != "layers"]
     if not blocks:
-        raise HeptiError(f"{where}: there is no block: write what its layers consist of, of {', '.join(KINDS)}")
-    return span, tuple(blocks)
+        raise run.error(f"there is no block: write what its layers consist of, of {', '.join(KINDS)}")
+    return run.span("layers"), tuple(_block(name, run.sub(name), devices) for name in blocks)
 
 
-def _block(entry: dict[str, Any], block: str) -> BlockPlan:
-    cut = Cut(one_of(get(entry, "cut", str), "cut", list(Cut)))
-    inner = _inner_key(block, cut)
-    known = ("cut", inner, "columns", "norm", "rows", "route", *(["keys"] if block == Attention.name else []))
-    for key in entry:
-        if key not in known:
-            raise HeptiError(f"unknown key {key!r} (known: {', '.join(known)})")
-    norm = get(entry, "norm", str, _NORMS.get(cut, StreamLayout.FULL))
+def _block(name: str, entry: PlanFields, devices: int) -> BlockPlan:
+    cuts, unit = {cut_word(name, cut): cut for cut in Cut}, KINDS[name].inner_key
+    word, entry = entry.cut(tuple(cuts))
+    several = {"to_rows": (unit, "rows"), "output": (unit, "output"), "grid": (unit, "output", "rows"), "whole": ()}
+    axes = several.get(word, (word,))
+    left = ("rows",) * (word in (unit, "output"))  # where devices have rows behind it; else all have all
+    own = ("keys",) * (word == "rows" and name == Attention.name) + ("groups",) * (word == "to_rows")
+    entry.only("cut", *axes, *left, "route", *own)
+    by_rows = "rows" in (*axes, *entry.table)
+
+    def partition(axis: str, parts: int) -> Partition | None:
+        return Partition.of_counts(map(int, entry.numbers(axis, parts, int))) if axis in axes else None
+
     return BlockPlan(
-        block,
-        cut,
-        inner=_partition(entry, inner),
-        columns=_partition(entry, "columns"),
-        norm=StreamLayout(one_of(norm, "norm", list(StreamLayout))),
-        rows=tuple(checked(share, int | float, "a share") for share in get(entry, "rows", list))
-        if "rows" in entry
-        else None,
-        route=Route(one_of(get(entry, "route", str, "direct"), "route", list(Route))),
-        keys=tuple(Keys(one_of(way, "keys", list(Keys))) for way in get(entry, "keys", list))
+        name,
+        cuts[word],
+        inner=partition(word if word == "sub_blocks" else unit, devices),
+        columns=partition("output", devices * (word != "grid")),
+        norm=StreamLayout.ROWS if by_rows else StreamLayout.COLS if word == "sub_blocks" else StreamLayout.FULL,
+        rows=parts_of_one(entry.numbers("rows", devices)) if by_rows else None,
+        route=Route(entry.word("route", tuple(Route), Route.DIRECT)),
+        keys=tuple(Keys(entry.known(way, "keys", tuple(Keys))) for way in entry.several("keys", str))
         if "keys" in entry
         else None,
+        groups=entry.count("groups", 1, least=1),
     )
 
 
-def _partition(entry: dict[str, Any], name: str) -> Partition | None:
-    if name not in entry:
-        return None
-    try:
-        return Partition(tuple(span_of(span) for span in get(entry, name, list)))
-    except HeptiError as error:
-        raise HeptiError(f"{name}: {error}") from error
+# Convolutional networks.
 
 
-def _inner_key(block: str, cut: Cut) -> str:
-    """Return under which name the shares of what a block has within stand."""
-    return "sub_blocks" if cut is Cut.SUB_BLOCKS else KINDS[block].inner_key
+def _network(plan: PlanFields, net: ConvNet | None) -> SegmentPlan:
+    plan.only(*_OF_ALL, "cluster")
+    devices, staged = _stages(plan)
+    facts = _made_for(plan) | _facts(plan, Prediction, tuple(Wire))
+    if net is not None and facts["model_fingerprint"] not in ("", net.fingerprint):
+        net = None  # whose nodes are others: `SegmentPlan.check` refuses it
+    segments = (_segment(run, crew, devices, net) for _, crew, runs in staged for run in runs)
+    return SegmentPlan(tuple(segments), devices, **facts)
 
 
-def _block_to_table(block: BlockPlan) -> dict[str, Any]:
-    table: dict[str, Any] = {"cut": str(block.cut)}
-    for name, partition in ((_inner_key(block.block, block.cut), block.inner), ("columns", block.columns)):
-        if partition is not None:
-            table[name] = [[span.start, span.stop] for span in partition]
-    table["norm"] = str(block.norm)
-    if block.rows is not None:
-        table["rows"] = list(block.rows)
-    table["route"] = str(block.route)
-    if block.keys is not None:
-        table["keys"] = list(map(str, block.keys))
-    return table
+def _segment(run: PlanFields, crew: Sequence[str], devices: Sequence[str], net: ConvNet | None) -> Segment:
+    cuts = {word: cut for cut, word in SEGMENT_CUTS.items()}
+    word, entry = run.cut(tuple(cuts))
+    own = ("grid", "stealing", "reuse") if cuts[word] is SegmentCut.TILES else ("edges_first",)
+    entry.only("nodes", "first", "cut", word, *own)
+    nodes, first = entry.span("nodes", empty=True), entry.get("first", str, "")
+    found = net.nodes[nodes.start].name if net is not None and nodes.start < len(net.nodes) else ""
+    if net is not None and first not in ("", found):
+        there = f"node {nodes.start} is {found}" if found else f"there are {len(net.nodes)} nodes"
+        raise entry.error(f"nodes begin with {nodes.start}, first is {first}; of {net.name} {there}: plan again")
+    shares = _over(devices, crew, parts_of_one(entry.numbers(word, len(crew))))
+    grid = tuple(entry.several("grid", int)) if "grid" in own else (1, 1)
+    if len(grid) != 2 or min(grid) < 1:
+        raise entry.error(f"grid is {list(grid)}, must be two numbers of at least 1: tiles down and across")
+    flags = {key: entry.get(key, bool, False) for key in own if key != "grid"}
+    return Segment(nodes, cuts[word], shares, grid=(grid[0], grid[1]), **flags)
+
+
+# Language models.
+
+
+def _language_model(plan: PlanFields, model: Decoder | None) -> DecoderPlan:
+    plan.only(*_OF_ALL, *OF_LANGUAGE_MODELS)
+    name, fingerprint = _named(plan)
+    if model is not None and (name != model.name or fingerprint not in ("", model.fingerprint)):
+        others = " of other layers or widths" * (name == model.name)
+        raise HeptiError(f"this is the plan of {name}{others}, the model is {model.name}: plan again")
+    devices, staged = _stages(plan)
+    _, last, _ = staged[-1]
+    return DecoderPlan(
+        devices=devices,
+        stages=tuple(_decoder_stage(run, crew, devices) for _, crew, runs in staged for run in runs),
+        words=_shared(plan.sub("head"), "words", last, devices),
+        precision=plan.word("precision", tuple(PRECISIONS), "float32"),
+        cache=plan.word("cache", CACHES, "float32"),
+        context=plan.count("context"),
+        sequences=plan.count("sequences", 1, least=1),
+        two_steps_from=plan.count("two_steps_from", ROWS_BY_MPI),
+        rows_from=plan.count("rows_from", 0),
+        **_facts(plan, DecoderPrediction, WIRES),
+    )
+
+
+def _decoder_stage(run: PlanFields, crew: Sequence[str], devices: Sequence[str]) -> DecoderStage:
+    run.only("layers", Attention.name, Mlp.name, "rows")
+    heads, columns = (_shared(run.sub(kind.name), kind.inner_key, crew, devices) for kind in (Attention, Mlp))
+    rows = _over(devices, crew, run.numbers("rows", len(crew))) if "rows" in run else ()
+    return DecoderStage(run.span("layers"), heads, columns, rows)
+
+
+def _shared(entry: PlanFields, axis: str, crew: Sequence[str], devices: Sequence[str]) -> Partition:
+    """Return who has how many of the only axis by which something can be cut."""
+    _, entry = entry.cut((axis,))
+    entry.only("cut", axis)
+    return Partition.of_counts(map(int, _over(devices, crew, entry.numbers(axis, len(crew), int))))

@@ -114,7 +114,7 @@ def _slices(prefix: str, tensor: PartTensor, block: BlockPlan, rank: int) -> Ite
         yield _whole(prefix, tensor)
     elif block.cut is Cut.WHOLE:
         return
-    elif block.cut is Cut.ROWS:
+    elif block.cut is Cut.ROWS or (block.cut is Cut.TO_ROWS and tensor.use is TensorUse.OUT):
         assert block.rows is not None
         if block.rows[rank] > 0:
             yield _whole(prefix, tensor)

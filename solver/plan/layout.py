@@ -39,9 +39,16 @@ class Box:
         """How many numbers."""
         return math.prod(self.shape)
 
+    def touches(self, other: Box) -> bool:
+        """Return whether there is something that both have."""
+        for one, two in zip(self.spans, other.spans, strict=True):
+            if one.start >= two.stop or two.start >= one.stop or one.start == one.stop or two.start == two.stop:
+                return False
+        return True
+
     def intersect(self, other: Box) -> Box:
         """Return what both have."""
-        return Box(tuple(one.intersect(two) for one, two in zip(self.spans, other.spans, strict=True)))
+        return Box(tuple([one.intersect(two) for one, two in zip(self.spans, other.spans, strict=True)]))
 
     def within(self, other: Box) -> tuple[slice, ...]:
         """Return this box as an index into the array of `other`, which contains it."""
@@ -49,14 +56,14 @@ class Box:
 
     def minus(self, other: Box) -> list[Box]:
         """Return what is left without another, as disjoint boxes."""
-        common = self.intersect(other)
-        if not common.size:
+        if not self.touches(other):
             return [self] if self.size else []
+        common = self.intersect(other)
         left, spans = [], list(self.spans)
         for axis, (own, cut) in enumerate(zip(self.spans, common.spans, strict=True)):
-            for end in (Span(own.start, cut.start), Span(cut.stop, own.stop)):
-                if end.size:
-                    left.append(Box((*spans[:axis], end, *spans[axis + 1 :])))
+            for start, stop in ((own.start, cut.start), (cut.stop, own.stop)):
+                if start < stop:
+                    left.append(Box((*spans[:axis], Span(start, stop), *spans[axis + 1 :])))
             spans[axis] = cut
         return left
 
@@ -137,14 +144,16 @@ def moves(have: Layout, want: Layout) -> tuple[Move, ...]:
     found = []
     for receiver, wanted in enumerate(want.boxes):
         left = disjoint(wanted)
-        for step in range(have.ranks):
+        for step in range(have.ranks if left else 0):
             sender = (receiver + step) % have.ranks
             for piece, own in enumerate(have.boxes[sender]):
+                common = [box.intersect(own) for box in left if box.touches(own)]
                 if sender != receiver:
-                    common = [box.intersect(own) for box in left]
-                    found += [Move(sender, receiver, box, piece) for box in common if box.size]
-                if not have.partial:
+                    found += [Move(sender, receiver, box, piece) for box in common]
+                if common and not have.partial:
                     left = without(left, [own])
+            if not left:
+                break
         if left and not (have.partial and _given(have, left)):
             raise HeptiError(f"rank {receiver} wants {_text(left[0])}, nobody has it")
     return tuple(found)

@@ -15,7 +15,7 @@ from typing import Any
 from solver.base.errors import HeptiError, InfeasiblePlanError
 from solver.base.spans import Partition, Span
 from solver.model.blocks import Block, Cut
-from solver.model.spec import ModelSpec, Run
+from solver.model.spec import KINDS, ModelSpec, Run
 from solver.model.sublayers import HALVES
 from solver.plan.routes import Route
 
@@ -80,12 +80,25 @@ class Keys(StrEnum):
     AVOIDED = "avoided"  # (q W_k) Xᵀ for the scores, (weights X) W_v for the context: neither K nor V
 
 
+def cut_word(block: str, cut: Cut) -> str:
+    """Return the word of plan files for a cut of a block: what it shares out."""
+    return {Cut.BLOCK: KINDS[block].inner_key, Cut.COLUMNS: "output"}.get(cut, str(cut))
+
+
 class StreamLayout(StrEnum):
     """How an activation lies on the ranks."""
 
     FULL = "full"  # all have all
     ROWS = "rows"  # each its rows
     COLS = "cols"  # each the columns of its sub-blocks
+
+
+# Where cuts that leave no choice leave the stream.
+_NORMS = {
+    Cut.ROWS: (StreamLayout.ROWS,), Cut.TO_ROWS: (StreamLayout.ROWS,), Cut.GRID: (StreamLayout.ROWS,),
+    Cut.WHOLE: (StreamLayout.FULL,), Cut.SUB_BLOCKS: (StreamLayout.COLS,),
+}  # fmt: skip
+ROUNDING = 1e-6  # what shares may lack of one, or have above it
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +116,16 @@ class BlockPlan:
     columns
         Output columns per rank, for cut `columns`; for cut `grid` columns of H per row of the grid.
     norm
-        Where the residual is added and normalised after the block; always `rows` for cuts `rows` and `grid`, `full`
-        for `whole`, `cols` for `sub_blocks`.
+        Where the residual is added and normalised after the block; always `rows` for cuts `rows`, `to_rows` and
+        `grid`, `full` for `whole`, `cols` for `sub_blocks`.
     rows
         Shares of the rows per rank, where `norm` is `rows`; they add up to one.
     route
         How the rows that the block needs (K and V for attention by rows) come to the ranks.
     keys
         For attention by rows that gathers its input, not K and V: what every rank does with it.
+    groups
+        For cut `to_rows`: in how many groups a rank computes its heads or columns, each of which it sends at once.
     """
 
     block: str
@@ -121,27 +136,25 @@ class BlockPlan:
     rows: tuple[float, ...] | None = None
     route: Route = Route.DIRECT
     keys: tuple[Keys, ...] | None = None
+    groups: int = 1
 
     def __post_init__(self) -> None:
+        norms = _NORMS.get(self.cut, (StreamLayout.FULL, StreamLayout.ROWS))
+        if self.norm not in norms:
+            raise HeptiError(f"cut {self.cut}: its norm is {self.norm}, must be {' or '.join(norms)}")
+        for name, found, needed in (
+            ("heads, columns or sub-blocks", self.inner, self.cut not in (Cut.ROWS, Cut.WHOLE)),
+            ("output columns", self.columns, self.cut in (Cut.COLUMNS, Cut.GRID)),
+            ("shares of rows", self.rows, self.norm is StreamLayout.ROWS),
+        ):
+            if (found is not None) != needed:
+                raise HeptiError(f"cut {self.cut}, norm {self.norm}: it {'needs' if needed else 'has no'} {name}")
         if self.keys is not None and self.cut is not Cut.ROWS:
             raise HeptiError(f"cut {self.cut} has no keys: they are of attention by rows")
-        if self.cut in (Cut.ROWS, Cut.GRID) and self.norm is not StreamLayout.ROWS:
-            raise HeptiError(f"cut {self.cut} leaves rows on every rank: its norm must be rows")
-        if self.cut is Cut.WHOLE and self.norm is not StreamLayout.FULL:
-            raise HeptiError("cut whole leaves everything on every rank: its norm must be full")
-        if (self.cut is Cut.SUB_BLOCKS) != (self.norm is StreamLayout.COLS):
-            raise HeptiError(
-                "cut sub_blocks leaves columns on every rank, and no other cut does: its norm must be cols"
-            )
-        if (self.inner is None) != (self.cut in (Cut.ROWS, Cut.WHOLE)):
-            unit = "sub_blocks" if self.cut is Cut.SUB_BLOCKS else "heads or columns"
-            raise HeptiError(f"cut {self.cut} {'needs' if self.inner is None else 'has no'} {unit} of its own")
-        if (self.columns is None) == (self.cut in (Cut.COLUMNS, Cut.GRID)):
-            raise HeptiError(f"cut {self.cut} {'needs' if self.columns is None else 'has no'} output columns")
-        if (self.rows is None) == (self.norm is StreamLayout.ROWS):
-            raise HeptiError(f"norm {self.norm} {'needs' if self.rows is None else 'has no'} shares of rows")
-        if self.rows is not None:
-            _check_shares(self.rows)
+        if self.groups < 1 or (self.groups > 1 and self.cut is not Cut.TO_ROWS):
+            raise HeptiError(f"cut {self.cut} in {self.groups} groups: at least 1, and more of cut to_rows only")
+        if self.rows is not None and not (min(self.rows) >= 0 and abs(math.fsum(self.rows) - 1) <= ROUNDING):
+            raise HeptiError(f"shares of rows {list(self.rows)} must be at least 0 and add up to 1")
 
     def only(self, ranks: Sequence[int]) -> BlockPlan:
         """Return the plan as seen by a group of these ranks; the others must hold nothing."""
@@ -243,7 +256,7 @@ class Stage:
             if end % HALVES and block.cut is not Cut.ROWS:
                 raise HeptiError(
                     f"plan: the stage of {', '.join(self.devices)} is cut at sub-layer {end}, within a block that is "
-                    f"cut by {block.cut}: only blocks that are cut by rows can be"
+                    f"cut by {cut_word(block.block, block.cut)}: only blocks that are cut by rows can be"
                 )
 
     @property
@@ -456,15 +469,6 @@ def _one_stage(spec: ModelSpec, devices: Sequence[str], runs: Sequence[tuple[Spa
     return Plan((stage,), model_name=spec.name, model_fingerprint=spec.fingerprint, **facts)
 
 
-def _check_shares(shares: tuple[float, ...]) -> None:
-    # A person may write 0.33 three times, or 0.34.
-    slack = 0.02
-    if not all(0 <= share <= 1 + slack for share in shares):
-        raise HeptiError(f"shares of rows {list(shares)}: every one must be between 0 and 1")
-    if abs(math.fsum(shares) - 1) > slack:
-        raise HeptiError(f"shares of rows {list(shares)} add up to {math.fsum(shares):g}, not 1")
-
-
 def _check_replica(replica: Sequence[Stage], spec: ModelSpec) -> None:
     runs = [(span, layer, len(stage.devices)) for stage in replica for span, layer in stage.layers]
     whole = all(stage.is_whole for stage in replica)
@@ -501,10 +505,10 @@ def _check_decoupled(number: int, run: Run, layer: LayerPlan, where: str, spec: 
     if Cut.WHOLE in cuts and not spec.groups:
         raise HeptiError(f"{where}: cut whole is for models with decoupled layers, model {spec.name} has none")
     if len(cuts) > 1 and {Cut.WHOLE, Cut.SUB_BLOCKS} & cuts:
-        named = ", ".join(f"{plan.block} is cut {plan.cut}" for plan in layer)
+        named = ", ".join(f"{plan.block} is cut {cut_word(plan.block, plan.cut)}" for plan in layer)
         raise HeptiError(f"{where}: {named}: cut all so, or none")
     if Cut.SUB_BLOCKS in cuts and len({plan.inner for plan in layer}) > 1:
-        named = ", ".join(f"of {plan.block} {plan.inner}" for plan in layer)
+        named = ", ".join(f"of {plan.block} {list(plan.inner.counts)}" for plan in layer if plan.inner)
         raise HeptiError(f"{where}: sub_blocks {named}: must be the same")
     decoupled = run.parts > 1
     if decoupled != (Cut.SUB_BLOCKS in cuts):
@@ -519,7 +523,8 @@ def _check_block(plan: BlockPlan, block: Block, where: str, spec: ModelSpec, dev
     if plan.cut is Cut.SUB_BLOCKS:
         count, unit = spec.sub_blocks, "sub-blocks"
     elif plan.cut not in block.cuts:
-        raise HeptiError(f"{where}: cut {plan.cut} is not one of {', '.join(block.cuts)}")
+        word, *words = (cut_word(plan.block, cut) for cut in (plan.cut, *block.cuts))
+        raise HeptiError(f"{where}: cut {word} is not one of {', '.join(words)}")
     for partition, total, name in ((plan.inner, count, unit), (plan.columns, spec.hidden, "output columns")):
         if partition is None:
             continue
@@ -532,7 +537,7 @@ def _check_block(plan: BlockPlan, block: Block, where: str, spec: ModelSpec, dev
         elif len(partition) != devices:
             raise HeptiError(f"{where}: {len(partition)} spans of {name} for {devices} devices")
         if partition.total != total:
-            raise HeptiError(f"{where}: the spans cover {partition.total} {name}, model {spec.name} has {total}")
+            raise HeptiError(f"{where}: {partition.total} {name} are shared out, model {spec.name} has {total}")
     if plan.rows is not None and len(plan.rows) != devices:
         raise HeptiError(f"{where}: {len(plan.rows)} shares of rows for {devices} devices")
     if plan.keys is not None and len(plan.keys) != devices:

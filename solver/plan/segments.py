@@ -30,7 +30,7 @@ from solver.base.errors import HeptiError
 from solver.base.spans import Partition, Span
 from solver.model.convnet import NOTHING, ConvNet, MapBox
 from solver.model.operators import GLOBAL_POOLS, SIDES, SUMS, Strip, Walk, walk
-from solver.plan.plan import Prediction, Wire
+from solver.plan.plan import ROUNDING, Prediction, Wire
 
 MapBoxes = tuple[MapBox, ...]  # of every rank
 THROUGHPUT = "hepti-throughput"  # the system of plans that run side by side, each with images of its own
@@ -131,7 +131,7 @@ class SegmentPlan:
             at = segment.nodes.stop
             if len(segment.shares) != len(self.devices):
                 raise HeptiError(f"{where} has {len(segment.shares)} shares, there are {len(self.devices)} devices")
-            if min(segment.shares) < 0 or abs(sum(segment.shares) - 1) > 1e-6:
+            if min(segment.shares) < 0 or abs(sum(segment.shares) - 1) > ROUNDING:
                 raise HeptiError(
                     f"{where}: shares must be at least 0 and add up to 1, they add up to {sum(segment.shares):g}"
                 )
@@ -448,6 +448,24 @@ def pooled_in(net: ConvNet, nodes: Span) -> list[int]:
         for number in range(nodes.start, nodes.stop)
         if net.nodes[number].op in GLOBAL_POOLS and net.first_use[net.nodes[number].output] >= nodes.stop
     ]
+
+
+def whole_parts(net: ConvNet, segment: Segment) -> tuple[int, ...]:
+    """Return how many rows, or channels, every device has of the coarsest value that a segment leaves.
+
+    Of summands those of what they are added up over; of tiles how many.
+    """
+    if segment.cut is SegmentCut.TILES:
+        lengths = {len(tile_boxes(net, segment))}
+    elif segment.cut is SegmentCut.SUMS:
+        lengths = {net.extent(net.values_of(net.nodes[segment.nodes.start])[0]).channels.stop}
+    elif segment.cut is SegmentCut.CHANNELS:
+        lengths = {net.extent(value).channels.stop for value in net.live(segment.nodes.stop)}
+    else:
+        pooled = {net.nodes[number].output: net.nodes[number] for number in pooled_in(net, segment.nodes)}
+        live = (net.values_of(pooled[v])[0] if v in pooled else v for v in net.live(segment.nodes.stop))
+        lengths = {net.extent(value).rows.stop for value in live}
+    return Partition.of_shares(segment.shares, min(lengths - {0, 1}, default=1)).counts
 
 
 def moved_bytes(net: ConvNet, held: Mapping[str, Held], needs: Mapping[str, MapBoxes], wire: Wire) -> list[list[int]]:

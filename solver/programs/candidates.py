@@ -100,7 +100,7 @@ def one_of_each_kind(found: Iterable[Found]) -> list[Found]:
     """Return the first of every kind, by whatever route."""
     first: dict[LayerKind, Found] = {}
     for one in found:
-        first.setdefault(replace(one.kind, route=Route.DIRECT), one)
+        first.setdefault(replace(one.kind, route=Route.DIRECT, groups=1), one)
     return list(first.values())
 
 

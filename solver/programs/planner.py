@@ -52,6 +52,7 @@ WORTH = 1e-4  # of a layer's seconds: what a further configuration has to save a
 NEIGHBOURS = 60  # configurations near those used that the integer program may choose besides
 GAP_SHORT = 1e-2  # of what is missing; to the last MiB takes seconds
 SENT = 2  # of the best layers: they get the tiles and routes that are best for them
+GROUPS = (2, 4)  # of heads, whose contexts are on their way beside the next ones
 KEPT = 4  # configurations of other kinds than those of the plan, for a later solve
 
 
@@ -232,9 +233,10 @@ def _sent_best(s: Setting, found: Sequence[Configuration], caps: Floats) -> tupl
         sizes = [tile_rows for tile_rows in TILE_ROWS if 1.5 * tile_rows <= most]
     s, layers = min(map(tiled, sizes), key=lambda one: _fastest(one[1])[0].seconds)
     fastest = _fastest(layers)[0]
-    kinds = [replace(fastest.kind, route=route) for route in (Route.RING, Route.RELAY)]
+    kinds = [replace(fastest.kind, groups=groups) for groups in GROUPS if fastest.kind.sends_inner]
     if np.count_nonzero(taking(fastest.units)) > 2:
-        layers += finished(s, [redraft(s, kind, fastest.units, terms) for kind in kinds], terms)
+        kinds += [replace(fastest.kind, route=route) for route in (Route.RING, Route.RELAY)]
+    layers += finished(s, [redraft(s, kind, fastest.units, terms) for kind in kinds], terms)
     return s, layers
 
 

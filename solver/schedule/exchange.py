@@ -168,6 +168,27 @@ def scatter(blocks: Floats, senders: Mask, tiles: Floats | None = None) -> Excha
     )
 
 
+def cross(row_bytes: Floats, rows: Floats, groups: Floats, scale_bytes: float) -> Exchange:
+    """Every owner of rows gets the columns that others have of these: an all-to-all, true counts.
+
+    Parameters
+    ----------
+    row_bytes, rows : [..., p]
+        What each device has of every row, and how many rows it owns.
+    groups : [..., p]
+        In how many groups it sends its columns, a message to every owner each.
+    scale_bytes
+        That come with every row of a group.
+    """
+    own = row_bytes + scale_bytes * groups
+    owners = rows > 0
+    sent = own * (rows.sum(-1, keepdims=True) - rows)
+    received = rows * (own.sum(-1, keepdims=True) - own)
+    messages = groups * (owners.sum(-1, keepdims=True) - owners) + owners * (groups.sum(-1, keepdims=True) - groups)
+    last = sent / np.maximum(groups, 1)
+    return Exchange(sent, received, messages, lambda j, i: np.asarray(own[..., j] * rows[..., i]), sent, groups, last)
+
+
 def move(have: Floats, want: Floats, row_bytes: float | Floats, tiles: Floats) -> Exchange:
     """Rows change hands: consecutive spans of these sizes, [p], become consecutive spans of those.
 

@@ -15,8 +15,8 @@ from solver.base.phrases import counted, ms
 from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.decoder import Decoder
-from solver.plan.decoder_file import decoder_plan_table
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
+from solver.plan.writing import plan_table
 from solver.schedule.decoders.asked import TokenRequest
 from solver.show.decoder_facts import ComparedDecoder, PricedDecoder
 from solver.show.network_tables import bar, legend
@@ -95,8 +95,8 @@ def _devices(found: PricedDecoder, listed: Sequence[int]) -> Table:
 
 
 def decoder_to_json(found: PricedDecoder, others: Sequence[ComparedDecoder] = ()) -> str:
-    """Return the plan's JSON, which can be run as it is, with all that the tables say."""
-    table = decoder_plan_table(found.model, found.plan)
+    """Return the plan's table as JSON, with all that is printed of it."""
+    table = plan_table(found.plan, found.model)
     price = found.token
     table["bytes_on_wire"] = price.prediction.bytes_on_wire
     table["per_device"] = [
@@ -201,7 +201,7 @@ def _entry(entry: ComparedDecoder) -> dict[str, Any]:
 
 def print_shares_map(console: Console, found: PricedDecoder) -> None:
     """Print who has which heads, columns and words of every stage, from the first, on the left, to the last."""
-    rows = [
+    rows: list[tuple[str, str, Sequence[float]]] = [
         (_layers(stage), f"{partition.total} {what}", partition.counts)
         for stage in found.plan.stages
         for what, partition in (("heads", stage.heads), ("columns", stage.columns))

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from solver.base.spans import Partition
-from solver.plan.segment_file import whole_parts
-from solver.plan.segments import SegmentCut, SegmentShares
+from solver.plan.segments import SegmentCut, SegmentShares, whole_parts
 from solver.show.network_facts import PricedNetwork
 from solver.show.network_tables import first_node, shared_out, wire_s
 from solver.show.pictures import MOST_DRAWN, PALETTE, left_out, new_figure, save_figure

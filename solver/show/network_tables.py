@@ -19,8 +19,8 @@ from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
-from solver.plan.segment_file import PARTS, segments_to_json, whole_parts
-from solver.plan.segments import Segment, SegmentCut
+from solver.plan.segments import Segment, SegmentCut, whole_parts
+from solver.plan.writing import plan_table
 from solver.schedule.networks.segment_steps import weights_of
 from solver.schedule.price import Price, PricedStep
 from solver.show.advice import Bounds
@@ -93,7 +93,8 @@ def shared_out(segment: Segment, parts: Sequence[int]) -> str:
     """Return what is shared out, in words: "56 rows"."""
     if len(segment.active) == 1:
         return "whole"
-    return f"{sum(parts)} {PARTS[segment.cut]}" + ", summed" * (segment.cut is SegmentCut.SUMS)
+    summed = segment.cut is SegmentCut.SUMS
+    return f"{sum(parts)} {'channels, summed' if summed else segment.cut}"
 
 
 def first_node(net: ConvNet, segment: Segment) -> str:
@@ -154,8 +155,8 @@ def print_spent(console: Console, found: PricedNetwork) -> None:
 def network_to_json(
     found: PricedNetwork, others: Sequence[ComparedSystem] = (), bound: Bounds | None = None
 ) -> str:  # fmt: skip
-    """Return the plan's JSON, which can be run as it is, with all that the tables say."""
-    table: dict[str, Any] = json.loads(segments_to_json(found.net, found.plan))
+    """Return the plan's table as JSON, with all that is printed of it."""
+    table = plan_table(found.plan, found.net)
     table["per_segment"] = [
         {
             "parts": list(whole_parts(found.net, segment)),
@@ -224,7 +225,7 @@ def replicas_to_json(net: ConvNet, found: Replicas) -> str:
         {
             "devices": [plan.devices[rank] for rank in plan.active],
             "images_per_s": rate,
-            "plan": json.loads(segments_to_json(net, plan)),
+            "plan": plan_table(plan, net),
         }
         for plan, rate in zip(found.plans, found.rates, strict=True)
     ]
@@ -286,7 +287,7 @@ def print_map(console: Console, found: PricedNetwork) -> None:
     console.print(Text(", ").join(legend(found.plan.devices)))
 
 
-def bar(parts: Sequence[int], width: int) -> Text:
+def bar(parts: Sequence[float], width: int) -> Text:
     """Return a bar of so many letters, of every device its part in its own."""
     bar = Text()
     for rank, size in enumerate(largest_remainder(parts, width)):

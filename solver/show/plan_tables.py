@@ -17,10 +17,10 @@ from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster, Device
 from solver.model.blocks import Cut
 from solver.model.precision import FLOAT32
-from solver.plan.file import plan_to_json
 from solver.plan.plan import BlockPlan, LayerPlan, Plan, Wire
 from solver.plan.routes import Route
 from solver.plan.segments import SegmentPlan
+from solver.plan.writing import plan_table
 from solver.programs.planner import Solution
 from solver.schedule.price import Price
 from solver.show.advice import WORTH, Bounds, Limit, Upgrade
@@ -146,7 +146,7 @@ def to_json(
     cluster: Cluster, plan: Plan, priced: Price, others: Sequence[ComparedSystem], bound: Bounds,
     solution: Solution | None, upgrades: Sequence[Upgrade],
 ) -> str:  # fmt: skip
-    """Return the plan's JSON, which can be run as it is, with all that the tables say."""
+    """Return the plan's table as JSON, with all that is printed of it."""
     table = _with_devices(cluster, plan, priced)
     table["alternatives"] = [
         {"system": other.system, "seconds": other.seconds if np.isfinite(other.seconds) else None, "lacks": other.lacks}
@@ -160,12 +160,12 @@ def to_json(
 
 
 def priced_to_json(cluster: Cluster, plan: Plan, priced: Price) -> str:
-    """Return the plan's JSON, which can be run as it is, with what every device does."""
+    """Return the plan's table as JSON, with what every device does."""
     return json.dumps(_with_devices(cluster, plan, priced), indent=1) + "\n"
 
 
 def _with_devices(cluster: Cluster, plan: Plan, priced: Price) -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(plan_to_json(plan))
+    table = plan_table(plan)
     table["per_device"] = [
         {
             "device": name,
@@ -188,7 +188,7 @@ def _shares(plan: Plan, spans: Sequence[Span], layer: LayerPlan, listed: Sequenc
     columns = ["device"]
     # Lines of a heading are short enough that seven columns are not cut at 80.
     for block in layer:
-        shared = block.cut in (Cut.BLOCK, Cut.COLUMNS, Cut.GRID)
+        shared = block.cut in (Cut.BLOCK, Cut.TO_ROWS, Cut.COLUMNS, Cut.GRID)
         headings = [f"by {block.cut}:\n{UNITS.get(block.block, 'inner')}" if shared else block.cut.replace("_", "-")]
         headings += ["output\ncolumns"] * (block.columns is not None)
         headings += ["norm\non rows"] * (block.inner is not None and block.rows is not None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -15,8 +14,8 @@ from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.spec import ModelSpec
 from solver.model.sublayers import LEGEND
-from solver.plan.file import plan_to_json
 from solver.plan.plan import Plan, Wire
+from solver.plan.writing import plan_table
 from solver.schedule.encoders.stages import PricedPlan
 from solver.show.advice import Upgrade
 from solver.show.comparison import ComparedSystem, ranked, winner
@@ -126,8 +125,8 @@ def print_stages(console: Console, cluster: Cluster, plan: Plan, priced: PricedP
 
 
 def stages_to_json(plan: Plan, priced: PricedPlan, upgrades: Sequence[Upgrade]) -> str:
-    """Return the plan's JSON, which can be run as it is, with what the table says."""
-    table: dict[str, Any] = json.loads(plan_to_json(plan))
+    """Return the plan's table as JSON, with what is printed of it."""
+    table = plan_table(plan)
     table["requests_per_s"] = priced.requests_per_s
     table["replicas"] = [
         {

@@ -21,7 +21,8 @@ from hepti_mpi.decoding.ranks import Embedding, Ranks  # noqa: E402
 from hepti_mpi.engine.load import WeightsSource  # noqa: E402
 from hepti_mpi.program.share import Share  # noqa: E402
 from solver.base.spans import Span  # noqa: E402
-from solver.plan.decoder_file import read_decoder_plan  # noqa: E402
+from solver.plan.decoder_plan import DecoderPlan  # noqa: E402
+from solver.plan.file import read_plan  # noqa: E402
 from solver.schedule.decoders.passes import DecoderPasses  # noqa: E402
 from weights.decoders.file import DecoderFile  # noqa: E402
 
@@ -48,7 +49,7 @@ def main(jobs, out):
     for name, (path, plan) in table["jobs"].items():
         with DecoderFile(Path(path)) as weights:
             model = weights.model
-            share = Share(DecoderPasses(model, read_decoder_plan(Path(plan), model)), group.rank)
+            share = Share(DecoderPasses(model, read_plan(Path(plan), DecoderPlan, model)), group.rank)
             WeightsSource(group, weights).complete(share.lacking())
             ranks = Ranks(share, group, direct, EXACT)
             if group.rank:

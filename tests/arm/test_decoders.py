@@ -13,8 +13,8 @@ import pytest
 from solver.base.spans import Partition, Span, largest_remainder
 from solver.model.kinds.attention import CACHES
 from solver.model.kinds.weight import PRECISIONS
-from solver.plan.decoder_file import decoder_plan_to_json
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, column_unit, head_unit
+from solver.plan.writing import plan_to_json
 from tests import sweeps
 from tests.arm.conftest import board
 from tests.weights.decoders.test_families import GPT2, LONGROPE, SIZES, converted, made
@@ -99,7 +99,7 @@ def compute(cases, folder, run):
         for name, case in cases.items():
             with DecoderFile(case.path) as weights:
                 plan = plan_for(weights.model, boards, case.precision, case.cache)
-                text = decoder_plan_to_json(weights.model, plan)
+                text = plan_to_json(plan, weights.model)
             path = here / f"{name}.json"
             path.write_text(text)
             jobs[name] = str(case.path), str(path)

@@ -62,9 +62,19 @@ def uneven(tiny, tmp_path_factory):
     """Return the plan file of a tiny language model as a person writes one: three ranks, none of which has all."""
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     table = {
-        "format": "hepti-plan/1", "kind": "decoder", "model": {"name": "tiny"}, "devices": ["a", "b", "c"],
-        "context": 128, "stages": [{"layers": [0, 3], "heads": [1, 4, 0], "columns": [32, 0, 64]}],
-        "words": [100, 0, tiny.model.config.vocab_size - 100],
+        "format": "hepti-plan/2", "model": {"name": "tiny"}, "devices": ["a", "b", "c"], "context": 128,
+        "stages": [
+            {
+                "runs": [
+                    {
+                        "layers": [0, 3],
+                        "attention": {"cut": "heads", "heads": [1, 4, 0]},
+                        "mlp": {"cut": "columns", "columns": [32, 0, 64]},
+                    }
+                ]
+            }
+        ],
+        "head": {"cut": "words", "words": [100, 0, tiny.model.config.vocab_size - 100]},
     }  # fmt: skip
     path.write_text(json.dumps(table))
     return path

@@ -61,17 +61,20 @@ def check(tiny, answer, asked, tokens=NEW):
 
 # What a person sees.
 
+# All of a stage on one board.
+ALONE = {"attention": {"cut": "heads", "heads": [5]}, "mlp": {"cut": "columns", "columns": [96]}}
+
 
 @pytest.fixture(scope="module")
 def shown(tiny, tmp_path_factory):
     """Return what a prompt shows on two stages, which have the widest table: pieces of output, and all of stderr."""
     table = {
-        "format": "hepti-plan/1", "kind": "decoder", "model": {"name": "tiny"}, "devices": ["pi-kitchen", "pi-2"],
-        "context": 128, "words": [0, tiny.model.config.vocab_size],
+        "format": "hepti-plan/2", "model": {"name": "tiny"}, "context": 128,
         "stages": [
-            {"layers": [0, 2], "heads": [5, 0], "columns": [96, 0]},
-            {"layers": [2, 3], "heads": [0, 5], "columns": [0, 96]},
+            {"devices": ["pi-kitchen"], "runs": [{"layers": [0, 2], **ALONE}]},
+            {"devices": ["pi-2"], "runs": [{"layers": [2, 3], **ALONE}]},
         ],
+        "head": {"cut": "words", "words": [tiny.model.config.vocab_size]},
     }  # fmt: skip
     plan = tmp_path_factory.mktemp("shown") / "plan.json"
     plan.write_text(json.dumps(table))
@@ -228,7 +231,7 @@ def test_a_plan_of_the_solver_is_run(tiny, asked, tmp_path):
 
     assert list(answers_by_id(done.stdout)) == list(ASKED)
     found = json.loads(report.read_text())
-    assert found["plan"]["words"] == json.loads(path.read_text())["words"]
+    assert found["plan"]["head"] == json.loads(path.read_text())["head"]
     assert found["context"] == 64
 
 

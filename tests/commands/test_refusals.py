@@ -111,9 +111,9 @@ def test_damage_that_rank_0_finds_ends_a_job(bert, job, tmp_path):
 
 def test_a_rank_that_finds_the_damage_alone_ends_all(bert, job, tmp_path):
     """Only the last of three ranks reads the last head's query."""
-    plan = changed("attention heads", [[0, 2], [2, 3], [3, 5]])
+    plan = changed("attention heads", [2, 1, 2])
     plan["stages"][0]["devices"].append("c")
-    plan["stages"][0]["layers"][0]["mlp"]["rows"] = [0.5, 0.5, 0]
+    plan["stages"][0]["runs"][0]["mlp"]["rows"] = [0.5, 0.5, 0]
 
     def harm(path):
         with h5py.File(path, "r+") as file:

@@ -6,6 +6,7 @@ import statistics
 import pytest
 
 from solver.plan.file import plan_from_json
+from solver.plan.plan import Plan
 from tests.kit.asked import to_lines
 from tests.kit.commands import succeeded
 from tests.kit.planned import write_mixed_plan
@@ -45,7 +46,8 @@ def test_every_request_has_the_seconds_of_every_pass_that_counts(report):
 def test_the_plan_is_the_one_that_was_given(report):
     stages = report["given"]["stages"]
 
-    assert plan_from_json(json.dumps(report["plan"])).stages == plan_from_json(json.dumps(report["given"])).stages
+    ran, given = (plan_from_json(json.dumps(report[name]), Plan).stages for name in ("plan", "given"))
+    assert ran == given
     assert [entry["device"] for entry in report["per_rank"]] == stages[0]["devices"]
     assert report["predicted_seconds"] is None  # nothing is known of boards that are in no cluster file
 
@@ -91,7 +93,7 @@ def test_a_cluster_file_gives_a_prediction_and_names(converted, tmp_path):
 
     report = json.loads((tmp_path / "report.json").read_text())
     assert [entry["device"] for entry in report["per_rank"]] == ["attic", "cellar"]
-    assert report["plan"]["stages"][0]["layers"][0]["mlp"]["rows"] == [0.75, 0.25]
+    assert report["plan"]["stages"][0]["runs"][0]["mlp"]["rows"] == [75, 25]
     assert report["predicted_seconds"] > 0
     assert report["predicted_for"] == f"the boards of {tmp_path / 'cluster.toml'}"
     assert f"for {report['predicted_for']}".replace(" ", "") in "".join(done.stdout.split())  # A long path is folded.
@@ -171,11 +173,11 @@ def test_replicas_answer_every_request_in_order_and_say_how_many_a_second(conver
     rows = {"cut": "rows", "rows": [1]}
     spans = [(["a"], 0, layers), (["b"], 0, 1), (["c"], 1, layers)]
     stages = [
-        {"devices": devices, "layers": [{"layers": [start, stop], "attention": rows, "mlp": rows}]}
+        {"devices": devices, "runs": [{"layers": [start, stop], "attention": rows, "mlp": rows}]}
         for devices, start, stop in spans
     ]
     plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps({"format": "hepti-plan/1", "model": {"name": "bert"}, "stages": stages}))
+    plan.write_text(json.dumps({"format": "hepti-plan/2", "model": {"name": "bert"}, "stages": stages}))
     (tmp_path / "in.jsonl").write_text(to_lines([{"id": n, "tokens": [n % 7 + 1] * 300} for n in range(20)]))
 
     done = jobs(
@@ -201,11 +203,11 @@ def test_the_report_says_with_how_many_bits_stages_send(wire, bits, says, conver
     checkpoint = converted("bert")
     rows, layers = {"cut": "rows", "rows": [1]}, checkpoint.model.config.num_hidden_layers
     stages = [
-        {"devices": [device], "layers": [{"layers": span, "attention": rows, "mlp": rows}]}
+        {"devices": [device], "runs": [{"layers": span, "attention": rows, "mlp": rows}]}
         for device, span in (("a", [0, 1]), ("b", [1, layers]))
     ]
     plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps({"format": "hepti-plan/1", "model": {"name": "bert"}, "stages": stages}))
+    plan.write_text(json.dumps({"format": "hepti-plan/2", "model": {"name": "bert"}, "stages": stages}))
 
     done = jobs(
         2, "--model", checkpoint.path, "--plan", plan, "--random", 9, "--repeat", 10, "--wire", wire,

@@ -8,6 +8,7 @@ from solver.cluster.cluster import write_cluster
 from solver.live.trials import cuts_of
 from solver.live.turns import TURNS
 from solver.plan.file import plan_from_json
+from solver.plan.plan import Plan
 from tests.kit.asked import check_answer, check_answers, from_lines, of_lengths, to_lines
 from tests.kit.clusters import pis
 from tests.kit.commands import succeeded
@@ -56,7 +57,7 @@ def test_the_plan_that_stays_is_that_of_the_report(job, tmp_path):
     check_answers(answers.read_text(), {0: checkpoint.expected(lines[0]["tokens"])})
     report = json.loads((tmp_path / "report.json").read_text())
     (stays,) = (entry for entry in report["trials"] if entry["stays"])
-    assert cuts_of(plan_from_json(json.dumps(report["plan"]))) == stays["cuts"]
+    assert cuts_of(plan_from_json(json.dumps(report["plan"]), Plan)) == stays["cuts"]
 
 
 def test_few_requests_are_not_worth_the_weights_of_other_plans(job, tmp_path):

@@ -142,7 +142,7 @@ def test_a_system_of_ones_own_is_priced_and_runs(tmp_path):
     own, ours = (float(line.split()[1]) for line in done.stdout.splitlines())
     assert own >= ours
     (stage,) = json.loads(plan.read_text())["stages"]
-    shares = [last - first for first, last in stage["layers"][0]["attention"]["heads"]]
+    shares = stage["runs"][0]["attention"]["heads"]
     assert [share > 0 for share in shares].count(True) == 2
     assert weights.main(["synthesize", "minilm-l6", str(tmp_path / "model.h5")]) == 0
     front = (sys.executable, "-m", "launch.front")

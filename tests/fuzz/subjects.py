@@ -18,10 +18,12 @@ from solver.cluster.cluster import read_cluster, write_cluster
 from solver.cluster.named import find_cluster
 from solver.model.decoder import decoder_tensors
 from solver.model.spec import TextInput, encoder, tensor_shapes
-from solver.plan.decoder_file import decoder_plan_to_json, read_decoder_plan
+from solver.plan.decoder_plan import DecoderPlan
 from solver.plan.file import read_plan
 from solver.plan.holdings import TensorSlice
-from solver.plan.segment_file import read_segments, segments_to_json
+from solver.plan.plan import Plan
+from solver.plan.segments import SegmentPlan
+from solver.plan.writing import plan_to_json
 from solver.schedule.decoders.asked import TokenRequest
 from solver.systems.decoders import plan_decoder
 from tests.fuzz.damage import damaged_bytes, damaged_json
@@ -42,6 +44,7 @@ from weights.inputs.tokenize import PromptTokenizer, Tokenizer
 from weights.networks.onnx_graph import read_onnx
 
 DECODER = MODELS["llama"]
+OLD_PLAN = Path(__file__).parents[1] / "data" / "plans" / "mixture.json"  # of the first version
 ENCODER = encoder("odd", 12, 10, 3, 2, input=TextInput(vocab=90, positions=40, max_rows=32), labels=("no", "måske"))
 
 
@@ -68,6 +71,11 @@ def of_file(write, read, suffix, damage=damaged_bytes):
         read(path)
 
     return Subject(good, damage, read_bytes)
+
+
+def of_plan(write, kind, model=None):
+    """Return a plan file's."""
+    return of_file(write, lambda path: read_plan(path, kind, model), ".json", damaged_json)
 
 
 def of_line(entries, read):
@@ -125,12 +133,12 @@ def read_gguf(path):
 
 def write_segments(path):
     net, _ = classifier()
-    path.write_text(segments_to_json(net, plan_of(net, [(len(net.nodes), "rows", [0.5, 0.5])], 2)))
+    path.write_text(plan_to_json(plan_of(net, [(len(net.nodes), "rows", [0.5, 0.5])], 2), net))
 
 
 def write_tokens_plan(path):
     plan = plan_decoder("hepti", DECODER, find_cluster("mixed4"), TokenRequest(prompt=4, tokens=4, context=64))
-    path.write_text(decoder_plan_to_json(DECODER, plan))
+    path.write_text(plan_to_json(plan, DECODER))
 
 
 def read_network(path):
@@ -173,9 +181,10 @@ SUBJECTS = {
     "onnx": of_file(onnx_file, read_onnx, ".onnx"),
     "gguf": of_file(lambda path: write_gguf(path, "llama", "Q8_0"), read_gguf, ".gguf"),
     "cluster": of_file(lambda path: write_cluster(find_cluster("mixed4"), path), read_cluster, ".toml"),
-    "plan": of_file(lambda path: path.write_text(json.dumps(PLAN)), read_plan, ".json", damaged_json),
-    "segments": of_file(write_segments, lambda path: read_segments(path, classifier()[0]), ".json", damaged_json),
-    "tokens": of_file(write_tokens_plan, lambda path: read_decoder_plan(path, DECODER), ".json", damaged_json),
+    "plan": of_plan(lambda path: path.write_text(json.dumps(PLAN)), Plan),
+    "segments": of_plan(write_segments, SegmentPlan, classifier()[0]),
+    "tokens": of_plan(write_tokens_plan, DecoderPlan, DECODER),
+    "old plan": of_plan(lambda path: path.write_text(OLD_PLAN.read_text()), Plan),
     "prompts": of_line(
         [
             {"id": "a", "prompt": "the end", "max_tokens": 3, "temperature": 0.5, "stop": ["x"], "said": [1, 2]},

@@ -13,7 +13,7 @@ from solver.cluster.named import find_cluster
 from solver.model.named import named_model
 from solver.model.precision import INT8
 from solver.model.spec import TextInput, encoder
-from solver.plan.file import plan_to_json
+from solver.plan.writing import plan_to_json
 from solver.schedule.encoders.cost import predict
 from solver.systems import make_plan
 from tests.kit.clusters import pis

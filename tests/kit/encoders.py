@@ -28,9 +28,9 @@ LAYOUTS = (StreamLayout.FULL, StreamLayout.ROWS)
 KINDS = ("equal", "uneven", "empty")
 CUTS = [
     (cut, norm)
-    for cut in (Cut.ROWS, Cut.COLUMNS, Cut.BLOCK, Cut.GRID)
+    for cut in (Cut.ROWS, Cut.COLUMNS, Cut.BLOCK, Cut.GRID, Cut.TO_ROWS)
     for norm in LAYOUTS
-    if cut not in (Cut.ROWS, Cut.GRID) or norm is StreamLayout.ROWS
+    if cut not in (Cut.ROWS, Cut.GRID, Cut.TO_ROWS) or norm is StreamLayout.ROWS
 ]
 
 
@@ -85,6 +85,7 @@ def block_plan(block, cut, norm, draw, route, rng):
         norm=norm,
         rows=tuple(np.array(weights) / sum(weights)) if norm is StreamLayout.ROWS and (weights := draw()) else None,
         route=route,
+        groups=int(rng.integers(1, 4)) if cut is Cut.TO_ROWS else 1,
     )
 
 

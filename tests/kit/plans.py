@@ -1,6 +1,7 @@
 """Random plans, legal in every way the contract allows: any cuts, uneven and empty shares; models a little changed."""
 
 import dataclasses
+from copy import deepcopy
 from itertools import pairwise
 
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from solver.model.blocks import Cut
 from solver.model.kinds.attention import Attention
 from solver.model.spec import TextInput, encoder, encoder_widths
 from solver.plan.changes import everything
+from solver.plan.decoder_plan import ROWS_BY_MPI, WIRES, DecoderPlan, DecoderPrediction, DecoderStage
 from solver.plan.holdings import end_slices
 from solver.plan.plan import BlockPlan, Keys, Plan, Prediction, Stage, StreamLayout, Wire
 from solver.plan.routes import Route
@@ -35,12 +37,12 @@ def shares(ranks):
 
 @st.composite
 def blocks(draw, ranks, block):
-    cut = draw(st.sampled_from([Cut.ROWS, Cut.COLUMNS, Cut.BLOCK, Cut.GRID]))
+    cut = draw(st.sampled_from([Cut.ROWS, Cut.COLUMNS, Cut.BLOCK, Cut.TO_ROWS, Cut.GRID]))
     has_keys = cut is Cut.ROWS and isinstance(block.kind, Attention) and draw(st.booleans())
     ways = st.tuples(*[st.sampled_from(Keys)] * ranks) if has_keys else st.none()
     norm = (
         StreamLayout.ROWS
-        if cut in (Cut.ROWS, Cut.GRID)
+        if cut in (Cut.ROWS, Cut.TO_ROWS, Cut.GRID)
         else draw(st.sampled_from([StreamLayout.FULL, StreamLayout.ROWS]))
     )
     # As many spans of columns as ranks, or as rows of a grid.
@@ -54,6 +56,7 @@ def blocks(draw, ranks, block):
         rows=draw(shares(ranks)) if norm is StreamLayout.ROWS else None,
         route=draw(st.sampled_from(Route)),
         keys=draw(ways),
+        groups=draw(st.integers(1, 4)) if cut is Cut.TO_ROWS else 1,
     )
 
 
@@ -110,6 +113,55 @@ def plans(draw, spec=SPEC, max_ranks=4, max_replicas=1):
         predicted=draw(st.none() | prediction),
         devices=names,
     )
+
+
+@st.composite
+def decoder_plans(draw, model, max_ranks=4):
+    """Draw plans of a language model: every rank is in one stage, with or without a share."""
+    ranks = draw(st.integers(1, max_ranks))
+    crews = split(range(ranks), draw(st.sets(st.integers(1, ranks), max_size=len(model.layers) - 1)))
+    inner = st.sets(st.integers(1, len(model.layers) - 1), min_size=len(crews) - 1, max_size=len(crews) - 1)
+    ends = sorted({0, len(model.layers)} | draw(inner))
+    rows_from = draw(st.sampled_from([0, ROWS_BY_MPI, 99]))
+
+    def over(crew, total):
+        own = dict(zip(crew, Partition.of_shares(draw(shares(len(crew))), total).counts, strict=True))
+        return Partition.of_counts(own.get(rank, 0) for rank in range(ranks))
+
+    stages = [
+        DecoderStage(Span(*span), over(crew, model.layers[0].attention.heads), over(crew, model.layers[0].mlp.ffn))
+        for crew, span in zip(crews, pairwise(ends), strict=True)
+    ]
+    if rows_from:
+        stages = [dataclasses.replace(stage, rows=over(stage.ranks, 7).counts) for stage in stages]
+    seconds, counts = [st.floats(0, 1e6)] * 4, st.integers(0, 10**12)
+    prediction = st.builds(DecoderPrediction, *seconds, st.tuples(*[counts] * ranks), counts, counts)
+    return DecoderPlan(
+        draw(st.sampled_from(["", "hepti"])),
+        tuple(f"pi-{rank}" for rank in range(ranks)),
+        tuple(stages),
+        over(stages[-1].ranks, model.vocab),
+        wire=draw(st.sampled_from(WIRES)),
+        cache=draw(st.sampled_from(["float32", "int8"])),
+        context=draw(st.integers(1, 512)),
+        sequences=draw(st.integers(1, 9)),
+        two_steps_from=draw(st.integers(1, ROWS_BY_MPI)),
+        rows_from=rows_from,
+        predicted=draw(st.none() | prediction),
+    )
+
+
+def changed(table, *steps, value=None, drop=False):
+    """Return a copy of some JSON with the node at the end of `steps` replaced or dropped."""
+    table = deepcopy(table)
+    node = table
+    for step in steps[:-1]:
+        node = node[step]
+    if drop:
+        del node[steps[-1]]
+    else:
+        node[steps[-1]] = value
+    return table
 
 
 def rank_slices(spec, plan, rank):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from launch.compare.stage import BenchHosts
 from solver.cluster.cluster import write_cluster
-from solver.plan.segment_file import read_segments
+from solver.plan.file import read_plan
+from solver.plan.segments import SegmentPlan
 from tests.kit.chains import boards, chain
 from tests.kit.clusters import pis
 
@@ -101,7 +102,7 @@ class PretendedNetworks(Pretended):
         self.takes = {"single:pi-2": 0.3, "single:pi-1": 0.6, "single:pi-0": 1.2, "coedge": 0.2, **(seconds or {})}
 
     def read(self, path):
-        plan = read_segments(path, NET)
+        plan = read_plan(path, SegmentPlan, NET)
         return plan.system, plan.devices, plan.wire
 
     def seconds(self, system, before):

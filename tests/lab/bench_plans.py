@@ -32,8 +32,8 @@ from solver.cluster.whatif import changed as what_if
 from solver.model.blocks import Axis, Cut
 from solver.model.named import named_model
 from solver.model.spec import ModelSpec
-from solver.plan.file import plan_to_json
 from solver.plan.plan import LayerPlan, Plan, Stage
+from solver.plan.writing import plan_table
 from solver.programs.planner import Solution, solve
 from solver.programs.search import Configuration, Terms, drafts, finish, improved
 from solver.programs.tiles_and_routes import best_sending
@@ -112,7 +112,7 @@ def measure(model: Path, cluster: Cluster, rows: int, beside: str, turns: int, f
     program = str(Path(__file__).with_name("programs") / "plans.py")
 
     def seconds_of(names: list[str], turns: int) -> dict[str, list[float]]:
-        path.write_text(json.dumps({name: json.loads(plan_to_json(plans[name])) for name in names}))
+        path.write_text(json.dumps({name: plan_table(plans[name]) for name in names}))
         words = [program, str(model), str(path), str(rows), str(turns)]
         return json.loads(launch("run", NAME, "--", sys.executable, "-m", "mpi4py", *words))
 

@@ -20,10 +20,10 @@ def test_a_long_wait_looks_seldom_and_still_ends_in_time(world, monkeypatch):
     monkeypatch.setattr(world, "arrived", lambda requests: looks.append(time.perf_counter()) or look(requests))
     rows = np.zeros(3, np.float32)
     source = (world.rank - 1) % world.size
-    requests = [world.post_receive(rows, source, Tag.WHOLE)]
+    requests = [world.post_receive(rows, source, Tag.PARTS)]
     world.barrier()
     time.sleep(LATE_S * (world.rank == 0))  # all others, and so all but one, wait for it or for nothing
-    world.post_send(np.full(3, world.rank, np.float32), (world.rank + 1) % world.size, Tag.WHOLE)
+    world.post_send(np.full(3, world.rank, np.float32), (world.rank + 1) % world.size, Tag.PARTS)
 
     assert world.wait_some(requests) == [0]
     np.testing.assert_array_equal(rows, source)
@@ -62,8 +62,8 @@ def test_what_has_been_sent_is_forgotten(world):
     rows = np.zeros(50, np.float32)
     before, after = (world.rank - 1) % world.size, (world.rank + 1) % world.size
     for number in range(50):
-        requests = [world.post_receive(rows[number : number + 1], before, Tag.WHOLE)]
-        world.post_send(sent[number : number + 1], after, Tag.WHOLE)
+        requests = [world.post_receive(rows[number : number + 1], before, Tag.PARTS)]
+        world.post_send(sent[number : number + 1], after, Tag.PARTS)
         world.wait_some(requests)
 
     np.testing.assert_array_equal(rows, sent)
@@ -76,8 +76,8 @@ def test_messages_go_on_while_a_rank_computes(world):
     large = np.ones(8 * 2**20, np.float32)
     rows = np.zeros_like(large)
     source = (world.rank - 1) % world.size
-    requests = [world.post_receive(rows, source, Tag.WHOLE)]
-    world.post_send(large, (world.rank + 1) % world.size, Tag.WHOLE)
+    requests = [world.post_receive(rows, source, Tag.PARTS)]
+    world.post_send(large, (world.rank + 1) % world.size, Tag.PARTS)
 
     with world.moving():
         by = time.monotonic() + IN_TIME_S
@@ -104,11 +104,11 @@ def test_a_report_is_not_taken_for_rows(world):
         taken, told = world.has_rows(last), world.reports.poll()
     world.barrier()
     if world.rank == last:
-        world.post_send(np.ones(3, np.float32), 0, Tag.ROWS + last)
+        world.post_send(np.ones(3, np.float32), 0, Tag.PARTS + last)
     if world.rank == 0:
         while not world.has_rows(last) and time.monotonic() < by:
             pass
-        world.wait_some([world.post_receive(rows, last, Tag.ROWS + last)])
+        world.wait_some([world.post_receive(rows, last, Tag.PARTS + last)])
     world.finish_sending()
     if world.rank == 0:
         assert told == (last, "how it was")

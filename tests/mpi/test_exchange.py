@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hepti_mpi.comm import group as comm
-from hepti_mpi.comm.exchange import Tiles, gather_rows, whole
 from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.rows import Tiles, gather_rows, whole
 from solver.base.spans import Partition, Span
 from solver.plan.routes import Route
 
@@ -39,5 +39,5 @@ def test_a_rank_that_has_dropped_rows_says_so_instead_of_waiting(wait, world):
 
     gather_rows(group, Tiles.here(np.zeros((4, 2), np.float32)), have, [Span(0, have.total)] * world.size)
 
-    with pytest.raises(RuntimeError, match=rf"dropped: \({4 * world.size}, 2\), 1 tiles not put"):
+    with pytest.raises(RuntimeError, match="dropped: 1 pieces not sent"):
         wait(group)

@@ -11,7 +11,7 @@ from solver.base.spans import Partition
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.blocks import Cut
 from solver.plan.file import read_plan
-from solver.plan.plan import BlockPlan, Keys, Wire, layer_by_rows
+from solver.plan.plan import BlockPlan, Keys, Plan, Wire, layer_by_rows
 from solver.plan.routes import Route
 from solver.schedule.encoders.cost import predict
 from tests import sweeps
@@ -58,7 +58,7 @@ def test_any_mixture_of_cuts_gives_the_reference(rows, seed, world):
 def test_plan_files_of_the_first_version_are_read_and_run(name, world):
     if world.size != 3:
         pytest.skip("the files are for three devices")
-    plan = read_plan(DATA / f"{name}.json")
+    plan = read_plan(DATA / f"{name}.json", Plan)
 
     check_plan(POST, plan, [12, 1, 30], world, atol=1e-2 if plan.wire is Wire.FLOAT16 else 1e-4, wire=plan.wire)
 
@@ -141,6 +141,22 @@ def test_gathering_the_input_sends_a_row_once_a_layer(wire, world):
     sent = sum(world.on_all(lambda: stack.meter.sent_bytes))
     away = 2 * (40 - Partition.of_shares(weights, 40)[0].size)
     assert sent == wire.row_bytes(POST.hidden) * (POST.layers * (world.size - 1) * 40 + away)
+    cluster = Cluster(tuple(Device(name, 1e10, GIB) for name in stack.plan.devices), Link(1e8, 1e-4))
+    assert sent == predict(POST, cluster, replace(stack.plan, wire=wire), 40).bytes_on_wire
+
+
+@pytest.mark.parametrize(
+    ("attention", "mlp", "wire", "kind"),
+    sized(sweeps.cycled(14, CUTS, [*CUTS[3:], *CUTS[:3]], [Wire.FLOAT32, Wire.FLOAT16, Wire.INT8], KINDS), 7),
+    ids=called,
+)
+def test_bytes_are_those_that_the_price_says(attention, mlp, wire, kind, world):
+    """Every pair of cuts, of routes and groups of heads at random; with what rank 0 hands out and gets back."""
+    rng = np.random.default_rng(8)
+    layers = [random_layer(POST, attention, mlp, kind, world.size, rng) for _ in range(POST.layers)]
+    stack = check(POST, layers, [40], world, wire=wire, atol=0.4, tile_rows=7)
+
+    sent = sum(world.on_all(lambda: stack.meter.sent_bytes))
     cluster = Cluster(tuple(Device(name, 1e10, GIB) for name in stack.plan.devices), Link(1e8, 1e-4))
     assert sent == predict(POST, cluster, replace(stack.plan, wire=wire), 40).bytes_on_wire
 

@@ -110,9 +110,9 @@ def test_clocks_are_compared_with_rank_0s(world):
 
 
 def test_rows_have_tags_of_their_own_that_every_mpi_has():
-    check_tags(LARGEST_TAG - Tag.ROWS + 1)
+    check_tags(LARGEST_TAG - Tag.PARTS + 1)
 
-    with pytest.raises(ValueError, match=f"no tags for the rows of {LARGEST_TAG} ranks between ROWS and {LARGEST_TAG}"):
+    with pytest.raises(ValueError, match=f"no tags for the parts of {LARGEST_TAG} ranks"):
         check_tags(LARGEST_TAG)
 
 

@@ -15,7 +15,7 @@ from solver.live import network_trials
 from solver.live.follower import PlanChange
 from solver.live.network_replan import NetworkFollower
 from solver.live.turns import TURNS
-from solver.plan.segment_file import segments_to_json
+from solver.plan.writing import plan_to_json
 from solver.schedule.networks.segment_steps import net_setting, predicted
 from solver.systems.convnets import SYSTEMS, hepti_throughput
 from tests import sweeps
@@ -79,7 +79,7 @@ def test_a_folder_is_answered_image_by_image_but_for_what_is_none(job, place, wo
         assert report["requests_per_s"] > 0
         assert report["predicted_seconds"] > 0
         assert report["predicted_for"] == f"the boards of {place / 'boards.toml'}"
-        assert report["plan"]["kind"] == "convnet"
+        assert report["plan"]["stages"][0]["runs"][0]["nodes"][0] == 0
         assert [entry["device"] for entry in report["per_rank"]] == [f"pi-{rank}" for rank in range(world.size)]
         assert f"{place / 'boards.toml'}; " in " ".join(out.split())
 
@@ -149,7 +149,7 @@ def test_a_plan_by_hand_with_empty_shares_is_run_on_any_wire(wire, priced, job, 
     shares /= shares.sum()
     if world.rank == 0:
         segments = [(2, "rows", shares), (4, "channels", shares), (len(net.nodes), "rows", np.eye(world.size)[-1])]
-        (folder / "plan.json").write_text(segments_to_json(net, plan_of(net, segments, world.size)))
+        (folder / "plan.json").write_text(plan_to_json(plan_of(net, segments, world.size), net))
     world.barrier()
     image, output = place / "photos" / "a.png", folder / "all.npz"
 
@@ -182,7 +182,7 @@ def test_numpy_answers_as_onnxruntime_does_also_beside_it(asked, tiles, job, pla
         parts = [(1, "sums", shares), (2, "rows", shares, True), (4, "channels", shares)]
     if world.rank == 0:
         plan = plan_of(net, [*parts, (len(net.nodes), "rows", np.eye(world.size)[-1])], world.size)
-        (folder / "plan.json").write_text(segments_to_json(net, plan))
+        (folder / "plan.json").write_text(plan_to_json(plan, net))
     world.barrier()
     image, report = place / "photos" / "a.png", folder / "report.json"
 
@@ -294,7 +294,7 @@ def test_a_trace_shows_the_segments_of_the_last_image_on_every_rank(job, world, 
         computes = [(event["tid"], event["name"]) for event in events if event["cat"] == "compute"]
         assert {rank for rank, _ in computes} == {*range(world.size)}
         begun = {name.split(" to ")[0] for _, name in computes}
-        assert begun >= {segment["first"] for segment in plan["segments"] if "first" in segment}
+        assert begun >= {run["first"] for run in plan["stages"][0]["runs"] if "first" in run}
         assert begun - {OUTSIDE, "brings"} <= {node.name for node in classifier()[0].nodes}
 
 

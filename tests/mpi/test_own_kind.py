@@ -19,8 +19,9 @@ from solver.model.blocks import Block, BlockKind, Cut
 from solver.model.kinds.part import PartTensor, TensorUse
 from solver.model.kinds.weight import Weight
 from solver.model.spec import ModelSpec, Run, TextInput, attention_block, mlp_block, residual, tensor_shapes
-from solver.plan.file import plan_from_json, plan_to_json
-from solver.plan.plan import BlockPlan, StreamLayout, block_by_rows, blockwise_plan
+from solver.plan.file import plan_from_json
+from solver.plan.plan import BlockPlan, Plan, StreamLayout, block_by_rows, blockwise_plan
+from solver.plan.writing import plan_to_json
 from solver.programs.planner import solve
 from solver.schedule.encoders import steps
 from solver.schedule.encoders.cost import price, setting
@@ -119,7 +120,7 @@ def test_planner_finds_a_plan_that_runs_as_priced(mbps, computes, world):
     plan = world.from_root((lambda: solve(ALIKE, cluster, rows).plan) if world.rank == 0 else None)
 
     assert [block.block for block in plan.layer(0)] == ["attention", "gate", "mlp"]
-    assert plan_from_json(plan_to_json(plan)) == plan
+    assert plan_from_json(plan_to_json(plan), Plan) == plan
     assert plan.predicted == price(setting(ALIKE, cluster, rows), plan).prediction
     listed = schedule_rows(cluster, price_plan(ALIKE, cluster, plan, rows))
     assert {"gate", "output", "up"} <= {name for row in listed for name in row.computes + row.meanwhile}

@@ -13,7 +13,7 @@ import pytest
 from hepti_mpi.__main__ import main
 from hepti_mpi.measure import room
 from solver.model.spec import TextInput
-from solver.plan.file import plan_to_json
+from solver.plan.writing import plan_to_json
 from solver.systems import make_plan
 from tests.kit.clusters import pis
 from tests.kit.encoders import POST

@@ -19,6 +19,7 @@ from solver.cli import main
 from solver.cluster.cluster import write_cluster
 from solver.model.named import named_model
 from solver.plan.file import read_plan
+from solver.plan.plan import Plan
 from tests.kit import inside, planned_once, refused
 from tests.kit.clusters import pair
 from tests.sweeps import count
@@ -96,7 +97,7 @@ def test_what_if_needs_no_other_file(cluster):
     job = ("--model", "bert-base", "--cluster", cluster, "--system", "sequence", "--json")
     table = json.loads(solver(*job, *given, "--without", "pi-1").stdout)
 
-    assert table["stages"][0]["devices"] == ["pi-0", "pi5-0", "pi5-1", "pi-0-0"]
+    assert table["devices"] == ["pi-0", "pi5-0", "pi5-1", "pi-0-0"]
 
 
 def test_clusters_that_nobody_has_can_be_planned(cluster):
@@ -255,7 +256,7 @@ def test_a_plan_for_many_requests_has_replicas(cluster, tmp_path):
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "requests a second" in done.stdout
-    plan = read_plan(path)
+    plan = read_plan(path, Plan)
     plan.check(named_model("bert-base"), ranks=2)
     assert len(plan.replicas) == len(table["replicas"]) == 2
 

@@ -10,7 +10,7 @@ import pytest
 from solver.cli import main
 from solver.model.named import named_model
 from solver.model.named_decoders import named_decoder
-from solver.plan.segment_file import read_any_plan
+from solver.plan.file import read_any_plan
 from tests.kit import inside, planned_once
 from weights.networks_zoo import zoo_graph
 
@@ -23,7 +23,6 @@ class Kind:
     model: object
     shown: tuple[str, ...]
     others: tuple[str, ...]
-    shares: str
     scarce: str
     steps: tuple[str, ...]
 
@@ -35,18 +34,18 @@ KINDS = {
     "encoder": Kind(
         ("--model", "bert-base", "--layers", "3"), named_model("bert-base", 3),
         ("bert-base, 3 layers, 256 rows", "940 Mbps", "heads", "idle ms", "No plan beats", "saves"),
-        ("single:pi-1", "megatron", "sequence", "galaxy", "pipeedge", "data"), "stages", "pi-1.memory_gib=0.1",
+        ("single:pi-1", "megatron", "sequence", "galaxy", "pipeedge", "data"), "pi-1.memory_gib=0.1",
         ("step by step on pi-1", "ms in all"),
     ),
     "network": Kind(
         ("--model", "resnet18"), zoo_graph("resnet18"),
         ("resnet18, 49 nodes, 3.6 GFLOP", "940 Mbps", "conv1", "MFLOP", "ms for an image by hepti", "No plan beats"),
-        ("single:pi-1",), "segments", "pi-1.memory_gib=0.17", ("step by step on pi-1", "pixels"),
+        ("single:pi-1",), "pi-1.memory_gib=0.17", ("step by step on pi-1", "pixels"),
     ),
     "language model": Kind(
         ("--model", "llama-3.2-1b", "--layers", "4"), named_decoder("llama-3.2-1b", 4),
         ("llama-3.2-1b in int4, 4 layers", "940 Mbps", "columns", "words", "tokens a second", "room for 4096 tokens"),
-        ("single:pi-3", "megatron", "galaxy", "prima"), "stages", "pi-1.memory_gib=0.2",
+        ("single:pi-3", "megatron", "galaxy", "prima"), "pi-1.memory_gib=0.2",
         ("step by step on pi-1", "sum of attention", "sum of mlp", "candidates"),
     ),
 }  # fmt: skip
@@ -85,7 +84,7 @@ def test_json_and_out_give_the_same_plan_that_fits_the_model(kind, path):
     table, written = json.loads(kind.run("--json").stdout), json.loads(path.read_text())
 
     read_any_plan(path).check(kind.model, 4)
-    for key in ("model", kind.shares, "predicted"):
+    for key in ("model", "stages", "predicted"):
         assert table[key] == written[key]
     assert [device["device"] for device in table["per_device"]] == ["pi-0", "pi-1", "pi-2", "pi-3"]
     assert {other["system"] for other in table["alternatives"]} >= {*kind.others}
@@ -99,8 +98,8 @@ def test_a_plan_file_costs_what_its_planner_said_and_more_on_slower_links(kind, 
         json.loads(inside.run(main, *price, *more).stdout) for more in ((), ("--set", "network.bandwidth_mbps=10"))
     )
 
-    assert (same[kind.shares], same["predicted"]) == (said[kind.shares], said["predicted"])
-    assert slow[kind.shares] == said[kind.shares]
+    assert (same["stages"], same["predicted"]) == (said["stages"], said["predicted"])
+    assert slow["stages"] == said["stages"]
     assert slow["predicted"]["exchange_s"] >= 10 * said["predicted"]["exchange_s"]
 
 

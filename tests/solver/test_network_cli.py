@@ -59,7 +59,7 @@ def test_a_network_is_planned_from_its_weights_file(tmp_path):
 
     table = json.loads(done.stdout)
     assert table["model"] == {"name": "tiny-yolov2", "fingerprint": net.fingerprint}
-    assert (table["kind"], table["system"]) == ("convnet", "single")
+    assert (table["stages"][0]["runs"][0]["nodes"][0], table["system"]) == (0, "single")
 
 
 def test_steps_map_and_picture_are_of_a_plan_that_is_there(plan, tmp_path):
@@ -92,7 +92,7 @@ def test_an_onnx_file_is_planned_as_it_is(tmp_path, monkeypatch):
     done = solver("--model", tmp_path / "net.onnx", *HERE, "--json")
 
     assert done.returncode == 0
-    assert json.loads(done.stdout)["kind"] == "convnet"
+    assert json.loads(done.stdout)["stages"][0]["runs"][0]["nodes"][0] == 0
 
 
 def test_coedge_saves_energy_before_a_deadline(tmp_path):

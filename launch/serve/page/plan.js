@@ -1,4 +1,4 @@
-// What of a model every board has: the tables of plan files, of all three kinds, as rows of parts.
+// What of a model every board has: the tables of plan files as rows of parts.
 
 import { count } from "./dom.js";
 
@@ -7,10 +7,10 @@ import { count } from "./dom.js";
  * nodes a row stands for, 0 where it takes no part in the overall share.
  */
 export function rowsOf(plan) {
-  if (!plan) return [];
-  if (plan.segments) return plan.segments.map((segment) => segmentRow(plan.devices, segment));
-  if (plan.words) return decoderRows(plan);
-  return (plan.stages ?? []).flatMap(encoderRows);
+  const stages = plan?.stages ?? [];
+  const rows = stages.flatMap((stage) => stage.runs.flatMap((run) => rowsOfRun(run, stage, stage.devices ?? plan.devices)));
+  if (!plan?.head) return rows;
+  return [...rows, { ...rowOf(plan.head, stages.at(-1).devices ?? plan.devices), group: "Vocabulary", weight: 0 }];
 }
 
 /** Every device's share of the work, 0 to 1: the mean over the rows, by their weights. */
@@ -35,51 +35,25 @@ export function partWords(row, number) {
   return row.unit ? `${count(number)} of ${count(all)} ${row.unit}` : `${count(number)} of ${count(all)}`;
 }
 
-function decoderRows(plan) {
-  const rows = plan.stages.flatMap((stage) => {
-    const group = layers(stage.layers);
-    const weight = stage.layers[1] - stage.layers[0];
-    return ["heads", "columns"].map((unit) => ({
-      group, label: unit, unit, weight, parts: pairs(plan.devices, stage[unit]),
-    }));
-  });
-  rows.push({ group: "Vocabulary", label: "words", unit: "words", weight: 0, parts: pairs(plan.devices, plan.words) });
-  return rows;
-}
-
-const INNER = { attention: "heads", mlp: "ffn" };
 const NAMES = { attention: "attention", mlp: "MLP" };
 
-function encoderRows(stage) {
-  return stage.layers.flatMap((run) => {
-    const group = layers(run.layers) + (stage.sublayers ? ", in part" : "");
-    const weight = run.layers[1] - run.layers[0];
-    const rows = [];
-    for (const block of ["attention", "mlp"].filter((name) => name in run)) {
-      const table = run[block];
-      const spans = table[INNER[block]] ?? table.sub_blocks;
-      const unit = table.sub_blocks ? "sub-blocks" : block === "mlp" ? "columns" : "heads";
-      const row = { group, weight, unit, label: `${NAMES[block]}: ${unit}` };
-      if (spans) rows.push({ ...row, parts: pairs(stage.devices, spans.map(([start, stop]) => stop - start)) });
-      else if (table.rows) rows.push({ ...row, unit: "", label: `${NAMES[block]}: rows`, parts: pairs(stage.devices, table.rows) });
-      else rows.push({ ...row, unit: "", label: `${NAMES[block]}: all`, parts: stage.devices.map((name) => [name, 1]) });
-    }
-    return rows;
+function rowsOfRun(run, stage, devices) {
+  const [start, stop] = run.layers ?? run.nodes;
+  const weight = stop - start;
+  if (run.nodes) return [{ ...rowOf(run, devices), label: run.first ?? `nodes ${start}–${stop - 1}`, weight }];
+  const group = layers(run.layers) + (stage.sublayers ? ", in part" : "");
+  return Object.keys(NAMES).filter((name) => name in run).map((name) => {
+    const row = rowOf(run[name], devices);
+    return { ...row, group, weight, label: ["heads", "columns"].includes(row.unit) ? row.unit : `${NAMES[name]}: ${row.label}` };
   });
 }
 
-function segmentRow(devices, segment) {
-  const unit = ["rows", "channels", "tiles"].find((name) => segment[name]) ?? "";
-  const [start, stop] = segment.nodes;
-  return {
-    group: "",
-    label: segment.first ?? `nodes ${start}–${stop - 1}`,
-    unit: unit || segment.cut || "rows",
-    weight: stop - start,
-    parts: pairs(devices, segment[unit] ?? segment.shares),
-  };
+/** Who has what of a table with a cut: of its heads or columns, else of what the cut shares out, else all. */
+function rowOf(table, devices) {
+  const unit = ["heads", "columns", table.cut].find((axis) => table[axis]);
+  const parts = devices.map((device, index) => [device, unit ? table[unit][index] : 1]);
+  const label = (unit ?? "all").replace("_", " ");
+  return { group: "", label, unit: unit ? label : "", parts };
 }
-
-const pairs = (devices, numbers) => devices.map((device, index) => [device, numbers[index] ?? 0]);
 
 const layers = ([start, stop]) => (stop - start === 1 ? `Layer ${start}` : `Layers ${start}–${stop - 1}`);

@@ -18,7 +18,7 @@ class Mlp(BlockKind):
 
     name: ClassVar[str] = "mlp"
     curve: ClassVar[str] = "mlp"
-    inner_key: ClassVar[str] = "ffn"
+    inner_key: ClassVar[str] = "columns"
     inputs_first: ClassVar[tuple[str, ...]] = ("mlp/down/weight",)
 
     ffn: int  # F

@@ -9,7 +9,7 @@ from solver.model.blocks import one_of
 from solver.model.decoder import Decoder
 from solver.model.kinds.attention import CACHES
 from solver.model.kinds.weight import PRECISIONS
-from solver.plan.decoder_file import WIRES
+from solver.plan.decoder_plan import WIRES
 from solver.plan.plan import Wire
 
 CHUNK_ROWS = 256  # of a prompt go through the layers together

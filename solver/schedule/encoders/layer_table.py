@@ -52,17 +52,19 @@ class LayerKind:
     """How each block of a layer is cut, where the norms behind them are, and how rows come to those who need them.
 
     With `input_gathered` attention by rows gathers its input, not K and V, and every device makes of it what takes it
-    least time (`solver.plan.plan.Keys`).
+    least time (`solver.plan.plan.Keys`). `groups` are those of blocks that are cut `to_rows`.
     """
 
     cuts: tuple[tuple[Cut, StreamLayout], ...]
     route: Route = Route.DIRECT
     input_gathered: bool = False
+    groups: int = 1
 
     def __str__(self) -> str:
         cuts, norms = "/".join(cut for cut, _ in self.cuts), "".join(norm[0] for _, norm in self.cuts)
         route = f" {self.route}" if self.route is not Route.DIRECT else ""
-        return f"{cuts} {norms}{route}" + (" input gathered" if self.input_gathered else "")
+        groups = f" in {self.groups} groups" if self.groups > 1 else ""
+        return f"{cuts} {norms}{route}{groups}" + (" input gathered" if self.input_gathered else "")
 
     @property
     def begins_by_rows(self) -> bool:
@@ -74,11 +76,16 @@ class LayerKind:
         """Whether the stream lies in rows behind a layer."""
         return self.cuts[-1][1] is StreamLayout.ROWS
 
+    @property
+    def sends_inner(self) -> bool:
+        """Whether some block sends what its heads make to the owners of rows."""
+        return TO_ROWS in self.cuts
+
     def steps(self, blocks: Sequence[Block]) -> Iterator[tuple[Block, tuple[Step, ...]]]:
         """Yield the blocks of a layer, each with its steps."""
         for block, (cut, norm) in zip(blocks, self.cuts, strict=True):
             gathers = self.input_gathered and isinstance(block.kind, Attention)
-            yield block, cut_steps(block, cut, norm, input_gathered=gathers)
+            yield block, cut_steps(block, cut, norm, input_gathered=gathers, groups=self.groups)
 
     def axes(self, blocks: Sequence[Block]) -> tuple[Axis, ...]:
         """Return the axes whose shares a planner chooses."""
@@ -89,10 +96,11 @@ class LayerKind:
         return tuple(used)
 
 
-ROWS, BLOCK_ROWS, BLOCK_FULL = (
+ROWS, BLOCK_ROWS, BLOCK_FULL, TO_ROWS = (
     (Cut.ROWS, StreamLayout.ROWS),
     (Cut.BLOCK, StreamLayout.ROWS),
     (Cut.BLOCK, StreamLayout.FULL),
+    (Cut.TO_ROWS, StreamLayout.ROWS),
 )
 # Columns with norm on rows gathers all columns everywhere all the same: it is never cheaper than block.
 BLOCK_CUTS = (ROWS, BLOCK_ROWS, BLOCK_FULL, (Cut.COLUMNS, StreamLayout.FULL))
@@ -110,9 +118,22 @@ def layer_kinds(blocks: tuple[Block, ...]) -> tuple[LayerKind, ...]:
     Half of what K and V are is worth it where links are slow: there all is cut by rows, and the input gathered.
     """
     found = [LayerKind(cuts) for cuts in product(BLOCK_CUTS, repeat=len(blocks)) if _legal(blocks, cuts)]
+    found += [kind for cuts in product((ROWS, BLOCK_ROWS), repeat=len(blocks)) for kind in _to_rows(blocks, cuts)]
     if any(isinstance(block.kind, Attention) for block in blocks):
         found.append(replace(kind_by_rows(blocks), input_gathered=True))
     return tuple(found)
+
+
+def _to_rows(blocks: Sequence[Block], cuts: Sequence[tuple[Cut, StreamLayout]]) -> Iterator[LayerKind]:
+    """Yield these cuts, which leave rows, with attention that sends contexts to the owners of rows.
+
+    An MLP's inner columns are as many as several of the stream's: they are summed up where they are.
+    """
+    attends = [isinstance(block.kind, Attention) for block in blocks]
+    # Each once: of cuts that differ in attention alone, those with rows there.
+    first = all(cut == ROWS for cut, own in zip(cuts, attends, strict=True) if own)
+    if any(attends) and first and _legal(blocks, cuts):
+        yield LayerKind(tuple(TO_ROWS if own else cut for cut, own in zip(cuts, attends, strict=True)))
 
 
 def _legal(blocks: Sequence[Block], cuts: Sequence[tuple[Cut, StreamLayout]]) -> bool:
@@ -143,11 +164,14 @@ def layer_weights(setting: Setting, kind: LayerKind) -> Weights:
             whole += sum(tensor.held_bytes() for tensor in block.shared)
             continue
         inner, output = block.inner.axis, block.inner.output
-        by_columns = [tensor for tensor in block.shared if cut is Cut.COLUMNS and tensor.use is TensorUse.OUT]
+        last = [tensor for tensor in block.shared if tensor.use is TensorUse.OUT]
+        apart = last if cut in (Cut.COLUMNS, Cut.TO_ROWS) else []
         size = unit_size(setting, inner)
-        per_unit[inner] = sum(tensor.held_bytes(units=size) for tensor in block.shared if tensor not in by_columns)
-        if by_columns:
-            per_unit[output] = sum(tensor.held_bytes(columns=unit_size(setting, output)) for tensor in by_columns)
+        per_unit[inner] = sum(tensor.held_bytes(units=size) for tensor in block.shared if tensor not in apart)
+        if cut is Cut.COLUMNS:
+            per_unit[output] = sum(tensor.held_bytes(columns=unit_size(setting, output)) for tensor in apart)
+        else:
+            whole += sum(tensor.held_bytes() for tensor in apart)
     return Weights(per_unit, whole)
 
 
@@ -338,8 +362,8 @@ def over_all(values: NDArray[Any], devices: NDArray[np.intp], ranks: int) -> NDA
 
 def kind_of(layer: LayerPlan) -> LayerKind:
     """Return how a layer of a plan is cut, by whatever route."""
-    gathers = any(block.keys is not None for block in layer)
-    return LayerKind(tuple((block.cut, block.norm) for block in layer), input_gathered=gathers)
+    gathers, groups = any(block.keys is not None for block in layer), max(block.groups for block in layer)
+    return LayerKind(tuple((block.cut, block.norm) for block in layer), input_gathered=gathers, groups=groups)
 
 
 def layer_plan(setting: Setting, kind: LayerKind, units: Units) -> LayerPlan:
@@ -354,6 +378,7 @@ def layer_plan(setting: Setting, kind: LayerKind, units: Units) -> LayerPlan:
         if isinstance(block.kind, Attention) and kind.input_gathered:
             avoids = avoiding(setting, block, units[Axis.ROWS], int(np.count_nonzero(units[Axis.ROWS])))
             keys = tuple(Keys.AVOIDED if avoided else Keys.PROJECTED for avoided in avoids)
-        return BlockPlan(block.name, cut, inner, output, norm, rows, kind.route, keys)
+        groups = kind.groups if cut is Cut.TO_ROWS else 1
+        return BlockPlan(block.name, cut, inner, output, norm, rows, kind.route, keys, groups)
 
     return tuple(plan(block, cut, norm) for block, (cut, norm) in zip(setting.spec.blocks, kind.cuts, strict=True))

@@ -23,7 +23,7 @@ from solver.schedule.encoders import steps
 from solver.schedule.encoders.grid import GridExchanges
 from solver.schedule.encoders.regions import RowRegion, by_columns, by_rows, in_full, regrid
 from solver.schedule.encoders.setting import Setting
-from solver.schedule.exchange import Exchange, Mask, gather, move, of_matrix, scatter, tile_counts
+from solver.schedule.exchange import Exchange, Mask, cross, gather, move, of_matrix, scatter, tile_counts
 from solver.schedule.timing import BlockCount, Load, TimedStep, Transfer, Values, plus
 
 
@@ -81,6 +81,7 @@ class Pricer:
             steps.GatherKeys: self._gather_keys,
             steps.GatherInput: self._gather_input,
             steps.GatherRows: self._gather_rows,
+            steps.SendInner: self._send_inner,
             steps.GatherColumns: self._gather_columns,
             steps.Reduce: self._reduce,
             steps.Enter: self._enter,
@@ -177,6 +178,23 @@ class Pricer:
         counted, blocks = self._blocks(self._owners_of(self.stream))
         transfer = self._gather(self.stream, Axis.ROWS, H, peers=step.axis)
         self._in_blocks("gather rows", names, step.axis, blocks, seconds(S / blocks), transfer, counted=counted)
+
+    def _send_inner(self, step: steps.SendInner) -> None:
+        """Send the owners of rows what own units make of these, group by group: one is on its way beside the next."""
+        s, rows, units = self._setting, self.values[Axis.ROWS], self.values[step.axis]
+        groups = np.maximum(np.minimum(units, step.groups), 1)
+        for call in step.calls:
+            group = call.seconds(self._bank, s.rows, units / groups, keys=s.work.keys)
+            self._pending = self._pending.then({step.axis: groups * group}, {step.axis: group}, call.name)
+        unit_bytes, scale_bytes = s.row_bytes(step.columns, 0), s.wire.scale_bytes
+
+        def exchange(values: Values, active: Mask) -> Exchange:
+            have, want = values.get(step.axis, units), values.get(Axis.ROWS, rows)
+            return cross(unit_bytes * have, want, np.minimum(have, step.groups), scale_bytes)
+
+        what = "contexts" if step.calls else "columns"
+        self._exchange(TimedStep(f"{what} to rows", transfer=Transfer(exchange, wire=s.wire)))
+        self.stream = rows
 
     def _gather_columns(self, step: steps.GatherColumns) -> None:
         width = self._setting.rows * step.columns

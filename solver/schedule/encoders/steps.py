@@ -3,9 +3,11 @@
     attention rows      lay; gather keys: K, V by tiles, during: Q, attention | output by tiles; close
                         where the input is gathered: gather input, during: K, V of all rows; Q, attention | …
     attention block     gather rows, during: Q, K, V of own heads; attention; reduce, during: output; close
+    attention to rows   gather rows, during: Q, K, V of own heads; attention by groups of heads | send inner; output
+                        by tiles; close
     attention columns   as block up to the context; gather columns; own output columns; gather columns; close
     mlp rows            lay; up, activation by tiles | down by tiles; close
-    mlp block, columns  as attention, with up and activation for Q, K, V, and down for the output
+    mlp block, to rows, columns  as attention, with up and activation for Q, K, V, and down for the output
     sub_blocks          deal columns; alone, of each own sub-block
     whole               gather all; alone
     grid, of both       enter, during: the first product; add up; attention, or the activation; spread
@@ -19,8 +21,8 @@ the middle of another. What a rank computes between two exchanges is one graph a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -120,6 +122,16 @@ class GatherRows:
 
 
 @dataclass(frozen=True, slots=True)
+class SendInner:
+    """What a unit of an axis has, `columns` wide, goes to the owners of rows; it is computed in groups of units."""
+
+    axis: Axis
+    columns: int
+    calls: Calls
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
 class GatherColumns:
     """What a unit of an axis has, `columns` wide in all rows, goes to who has a share of another; FIXED: to all."""
 
@@ -196,7 +208,7 @@ class Close:
 
 
 Step = (
-    Lay | ByTiles | AtOnce | GatherKeys | GatherInput | GatherRows | GatherColumns | Reduce
+    Lay | ByTiles | AtOnce | GatherKeys | GatherInput | GatherRows | SendInner | GatherColumns | Reduce
     | Enter | AddUp | Spread | Leave | DealColumns | GatherAll | Alone | Close
 )  # fmt: skip
 Halves = tuple[Sequence[Step], Sequence[Step]]
@@ -205,19 +217,22 @@ BOTH_HALVES = Span(0, HALVES)  # of a block's halves
 
 def block_steps(block: Block, plan: BlockPlan, halves: Span = BOTH_HALVES) -> tuple[Step, ...]:
     """Return the steps of a block under a plan, or of one of its halves."""
-    return cut_steps(block, plan.cut, plan.norm, halves, input_gathered=plan.keys is not None)
+    gathered = plan.keys is not None
+    return cut_steps(block, plan.cut, plan.norm, halves, input_gathered=gathered, groups=plan.groups)
 
 
 @lru_cache(maxsize=256)
 def cut_steps(
-    block: Block, cut: Cut, norm: StreamLayout, halves: Span = BOTH_HALVES, *, input_gathered: bool = False
-) -> tuple[Step, ...]:
+    block: Block, cut: Cut, norm: StreamLayout, halves: Span = BOTH_HALVES, *, input_gathered: bool = False,
+    groups: int = 1,
+) -> tuple[Step, ...]:  # fmt: skip
     """Return the same of a cut."""
     if cut is Cut.SUB_BLOCKS:
         return DealColumns(), Alone(block, Axis.SUB_BLOCKS)
     if cut is Cut.WHOLE:
         return GatherAll(), Alone(block, Axis.FIXED)
     first, second = KINDS[type(block.kind)](block, cut, norm, input_gathered)
+    first = [replace(step, groups=groups) if isinstance(step, SendInner) else step for step in first]
     return (*(first if halves.start == 0 else ()), *(second if halves.stop == HALVES else ()))
 
 
@@ -233,7 +248,7 @@ def attention(block: Block, cut: Cut, norm: StreamLayout, input_gathered: bool) 
         return _grid(block, Enter(Axis.HEADS, Axis.CONTEXT, d, 3), attend), ()
     if cut is not Cut.ROWS:
         into = Call("Q, K, V", Kernel.PROJECT, 3 * d * H)
-        return [*_shared(block, (into,), (attend,), out, cut, norm)], ()
+        return _shared(block, (into,), (attend,), out, cut, norm)
     keys, query = Call("K, V", Kernel.PROJECT, 2 * H * H), Call("Q", Kernel.PROJECT, H * H)
     if input_gathered:
         first: Sequence[Step] = [GatherInput(keys, query, attend)]
@@ -251,7 +266,7 @@ def mlp(block: Block, cut: Cut, norm: StreamLayout, input_gathered: bool) -> Hal
     if cut is Cut.GRID:
         return _grid(block, Enter(Axis.FFN, Axis.OUTPUT, 1, 1), activation), ()
     if cut is not Cut.ROWS:
-        return [*_shared(block, (up, activation), (), down, cut, norm)], ()
+        return _shared(block, (up, activation), (), down, cut, norm)
     return [Lay(), ByTiles((up, activation))], [ByTiles((down,)), close(block, norm)]
 
 
@@ -260,21 +275,27 @@ def mlp(block: Block, cut: Cut, norm: StreamLayout, input_gathered: bool) -> Hal
 KINDS: dict[type[BlockKind], Callable[[Block, Cut, StreamLayout, bool], Halves]] = {Attention: attention, Mlp: mlp}
 
 
-def _shared(block: Block, into: Calls, between: Calls, out: Call, cut: Cut, norm: StreamLayout) -> Iterator[Step]:
-    """Yield the steps of a block whose heads or F columns are shared out."""
-    inner = block.inner
+def _shared(block: Block, into: Calls, between: Calls, out: Call, cut: Cut, norm: StreamLayout) -> Halves:
+    """Return the steps of a block whose heads or F columns are shared out."""
+    inner, ends = block.inner, close(block, norm)
     assert inner is not None
-    yield GatherRows(inner.axis, into, norm)
+    if cut is Cut.TO_ROWS:
+        every = replace(out, size=out.size * inner.count)
+        return [GatherRows(inner.axis, into, norm), SendInner(inner.axis, inner.unit, between, 1)], [
+            ByTiles((every,)),
+            ends,
+        ]
+    steps: list[Step] = [GatherRows(inner.axis, into, norm)]
     if between:
-        yield AtOnce(inner.axis, between)
+        steps.append(AtOnce(inner.axis, between))
     if cut is Cut.COLUMNS:
         # An output column has a weight of every inner column.
-        yield GatherColumns(inner.axis, inner.unit, inner.output)
-        yield AtOnce(inner.output, (Call(out.name, out.kernel, block.kind.inner_columns),))
-        yield GatherColumns(inner.output, 1, Axis.FIXED)
+        steps.append(GatherColumns(inner.axis, inner.unit, inner.output))
+        steps.append(AtOnce(inner.output, (Call(out.name, out.kernel, block.kind.inner_columns),)))
+        steps.append(GatherColumns(inner.output, 1, Axis.FIXED))
     else:
-        yield Reduce(inner.axis, out, norm)
-    yield close(block, norm)
+        steps.append(Reduce(inner.axis, out, norm))
+    return [*steps, ends], ()
 
 
 def _grid(block: Block, enter: Enter, between: Call) -> Sequence[Step]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from hepti_mpi.comm.exchange import Gather, whole
+from hepti_mpi.comm.rows import RowExchange, whole
 from hepti_mpi.comm.wires import EXACT
 from solver.base.spans import Partition, Span
 from solver.plan.routes import Route
@@ -36,7 +36,7 @@ class Network:
 
 
 class Rank:
-    """What a `Gather` asks of its group."""
+    """What an exchange asks of its group."""
 
     coding = EXACT
 
@@ -88,19 +88,19 @@ def test_rows_of_any_number_of_tiles_and_owners_come_to_their_places(size, route
     have = Partition.of_counts([most, *rng.integers(0, min(most, 20), ranks - 1).tolist()])
     want = wanted(kind, ranks, have.total, rng)
     x = np.arange(have.total, dtype=np.float32)[:, None]
-    gathers = [Gather(Rank(network, rank), have, want, 1, 1, route) for rank in range(ranks)]
-    left = [deque(gather.tiles) for gather in gathers]
+    exchanges = [RowExchange(Rank(network, rank), have, want, (1,), tile_rows=1, route=route) for rank in range(ranks)]
+    left = [deque(enumerate(exchange.tiles)) for exchange in exchanges]
 
     for rank in rng.permutation(np.repeat(np.arange(ranks), have.counts)).tolist():
-        tile = left[rank].popleft()
-        gathers[rank].own[tile.slice] = x[have[rank].slice][tile.slice]
-        gathers[rank].put(tile)
-    while any(request for gather in gathers for request in gather._requests):
+        number, tile = left[rank].popleft()
+        exchanges[rank].own[tile.slice] = x[have[rank].slice][tile.slice]
+        exchanges[rank].put(number)
+    while any(request for exchange in exchanges for request in exchange._exchange._requests):
         for rank in rng.permutation(ranks).tolist():
-            gathers[rank].pass_on()
+            exchanges[rank].pass_on()
 
-    for gather, span in zip(gathers, want, strict=True):
-        np.testing.assert_array_equal(gather.array, x[span.slice])
+    for exchange, span in zip(exchanges, want, strict=True):
+        np.testing.assert_array_equal(exchange.array, x[span.slice])
     assert not any(network.sent.values())
 
 
@@ -110,16 +110,16 @@ def test_rows_are_dropped_until_all_are_put_and_taken(kept):
     for puts, others, takes in [(0, 0, 0), (2, 0, 0), (3, 0, 0), (3, 3, 0), (3, 3, 3)]:
         ranks = [Rank(Network(np.random.default_rng(0)), rank) for rank in range(2)]
         ranks[1].network = ranks[0].network
-        gathers = [Gather(rank, have, [Span(0, 6)] * 2, 1, 1) for rank in ranks]
-        for gather, count in zip(gathers, (puts, others), strict=True):
-            for tile in gather.tiles[:count]:
-                gather.put(tile)
+        exchanges = [RowExchange(rank, have, [Span(0, 6)] * 2, (1,), tile_rows=1) for rank in ranks]
+        for exchange, count in zip(exchanges, (puts, others), strict=True):
+            for number in range(count):
+                exchange.put(number)
         if takes:
-            assert whole(gathers[0]).shape == (6, 1)
-        del gathers[0]
+            assert whole(exchanges[0]).shape == (6, 1)
+        del exchanges[0]
         complaints += [ranks[0].dropped]
 
-    assert [[re.findall(r"\d+", line)[2:] for line in said] for said in complaints] == [
+    assert [[re.findall(r"\d+", line) for line in said] for said in complaints] == [
         *([[tiles, messages]] for tiles, messages in ("33", "13", "03", "03")), []
     ]  # fmt: skip
     kept(complaints[0][0])

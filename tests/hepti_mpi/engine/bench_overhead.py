@@ -64,7 +64,8 @@ def main():
     def tensor_of(name):
         return 0.1 * numbers.standard_normal(shapes[name], np.float32)
 
-    for name, attention in (("rows, rows", rows[0]), ("block, rows", block)):
+    to_rows = replace(block, cut=Cut.TO_ROWS)
+    for name, attention in (("rows, rows", rows[0]), ("block, rows", block), ("to_rows, rows", to_rows)):
         names = [f"pi-{rank}" for rank in range(group.size)]
         plan = uniform_plan(SPEC, names, (attention, rows[1]), tile_rows=12 if group.size > 1 else 0)
         stack = Stack(SPEC, plan, layers_of(tensor_of, SPEC, plan, group, computes), group, computes)

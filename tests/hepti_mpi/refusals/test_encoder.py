@@ -27,23 +27,29 @@ from weights.file.store import WeightsFile, WeightsWriter
 from weights.synthesize import synthesize, synthetic_rows
 
 HERE = Path(__file__).parent
-STAGES = [
-    {"devices": ["a"], "layers": [PLAN["stages"][0]["layers"][0] | {"layers": layers}]} for layers in ([0, 1], [1, 3])
-]
+
+
+def stage(devices, layers=(0, 3)):
+    """Return a stage of which the first device has everything."""
+    rows = [1, 0, 0][: len(devices)]
+    heads = [5 * own for own in rows]
+    blocks = {"attention": {"cut": "heads", "heads": heads}, "mlp": {"cut": "rows", "rows": rows}}
+    return {"devices": [*devices], "runs": [{"layers": [*layers], **blocks}]}
+
+
 PLANS = {
     "good": PLAN,
-    "three-devices": changed("stage devices", ["a", "b", "c"]),
-    "one-device": changed("stage devices", ["a"]),
+    "three-devices": PLAN | {"stages": [stage("abc")]},
+    "one-device": PLAN | {"stages": [stage("a")]},
     "another-model": changed("plan model", {"name": "other", "fingerprint": "0123456789ab"}),
-    "few-heads": changed("attention heads", [[0, 3], [3, 4]]),
-    "overlapping": changed("attention heads", [[0, 3], [2, 5]]),
-    "a-hole": changed("attention heads", [[0, 2], [3, 5]]),
-    "one-span": changed("attention heads", [[0, 5]]),
+    "few-heads": changed("attention heads", [3, 1]),
+    "spans": changed("attention heads", [[0, 3], [3, 5]]),
+    "one-number": changed("attention heads", [5]),
     "more-than-all": changed("mlp rows", [0.7, 0.7]),
     "diagonal": changed("mlp cut", "diagonal"),
     "few-layers": changed("run layers", [0, 2]),
     "another-format": {"format": "hepti-plan/9"},
-    "device-twice": PLAN | {"stages": STAGES, "devices": ["a", "b"]},
+    "device-twice": PLAN | {"stages": [stage("a", (0, 1)), stage("a", (1, 3))], "devices": ["a", "b"]},
 }
 DEVICES = "".join(f'[[device]]\nname = "{name}"\ngflops = 1\nmemory_gib = 0.1\n' for name in "ab")
 CLUSTER = 'format = "hepti-cluster/1"\n{}[network]\nbandwidth_mbps = 9'

@@ -13,7 +13,7 @@ import pytest
 from hepti_mpi.__main__ import main
 from hepti_mpi.kernels import trial
 from hepti_mpi.measure import profile_network, room
-from solver.plan.segment_file import segments_to_json
+from solver.plan.writing import plan_to_json
 from tests.kit import refusals
 from tests.kit.convnets import Builder, plan_of
 from tests.kit.networks import classifier, write_boards, write_classifier, write_photos
@@ -47,15 +47,15 @@ def place(tmp_path_factory):
 def write_plans(path):
     net, _ = classifier()
     count = len(net.nodes)
-    good = segments_to_json(net, plan_of(net, [(count, "rows", [0.5, 0.5])], 2))
+    good = plan_to_json(plan_of(net, [(count, "rows", [0.5, 0.5])], 2), net)
     (path / "good.json").write_text(good)
-    (path / "three.json").write_text(segments_to_json(net, plan_of(net, [(count, "rows", [0.5, 0.5, 0])], 3)))
-    (path / "one.json").write_text(segments_to_json(net, plan_of(net, [(count, "rows", [1])], 1)))
+    (path / "three.json").write_text(plan_to_json(plan_of(net, [(count, "rows", [0.5, 0.5, 0])], 3), net))
+    (path / "one.json").write_text(plan_to_json(plan_of(net, [(count, "rows", [1])], 1), net))
     (path / "bert.json").write_text(json.dumps(PLAN))
     for name, change in {
         "int4.json": {"wire": "int4"},
         "other.json": {"model": {"name": "other", "fingerprint": "0123456789ab"}},
-        "short.json": {"segments": [{"nodes": [0, 2], "cut": "rows", "shares": [1, 0]}]},
+        "short.json": {"stages": [{"runs": [{"nodes": [0, 2], "cut": "rows", "rows": [1, 0]}]}]},
     }.items():
         (path / name).write_text(json.dumps(json.loads(good) | change))
 

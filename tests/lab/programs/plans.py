@@ -21,13 +21,15 @@ from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels import backends, embeddings
 from solver.base import clock
 from solver.plan.file import plan_from_json
+from solver.plan.plan import Plan
 from weights.file.store import WeightsFile
 
 WARM, TIMED = 1, 2  # requests of a plan in a turn
 
 limit_threads()
 group, backend = world(), backends.backend("onnxruntime")
-plans = {name: plan_from_json(json.dumps(text)) for name, text in json.loads(Path(sys.argv[2]).read_text()).items()}
+tables = json.loads(Path(sys.argv[2]).read_text())
+plans = {name: plan_from_json(json.dumps(table), Plan) for name, table in tables.items()}
 rows, turns = int(sys.argv[3]), int(sys.argv[4])
 batch, ids = Batch.of_lengths([rows]), np.random.default_rng(0).integers(1000, 20000, rows)
 

@@ -17,7 +17,7 @@ from launch.compare.model import BenchModel
 from launch.compare.show import comparison_markdown
 from launch.compare.stage import BenchHosts
 from solver.base.errors import HeptiError
-from solver.plan.file import plan_to_json
+from solver.plan.writing import plan_table
 from solver.systems import make_plan
 from tests.kit import inside
 from tests.kit.stages import Pretended
@@ -46,7 +46,8 @@ class BothVersions(Pretended):
         if "--plan" in program:
             options = dict(pairwise(program))
             plan = json.loads(Path(options["--plan"]).read_text())
-            self.runs.append((program[:2], plan["system"], plan.get("of", ""), "--trace" in options))
+            others = plan["cluster"]["fingerprint"] == "other"
+            self.runs.append((program[:2], plan["system"], "other" * others, "--trace" in options))
         return super().mpirun(program, log)
 
     def alone(self, host, program):
@@ -55,7 +56,7 @@ class BothVersions(Pretended):
 
 @pytest.fixture
 def other(tmp_path):
-    """Return a checkout that plans for hepti and megatron, and whose plans have a key that we do not write."""
+    """Return a checkout that plans for hepti and megatron, for a cluster that goes by another fingerprint."""
     folder = tmp_path / "other"
     for package in ("hepti_mpi", "solver", "weights"):
         (folder / package).mkdir(parents=True)
@@ -63,9 +64,10 @@ def other(tmp_path):
         (folder / package / "__main__.py").touch()
     (folder / "solver" / "__main__.py").write_text(PLANNER)
     for system in ("hepti", "megatron"):
-        plan = json.loads(plan_to_json(make_plan(system, SPEC, Pretended().cluster, CONTEST.rows)))
+        plan = plan_table(make_plan(system, SPEC, Pretended().cluster, CONTEST.rows))
         predicted = {"seconds": 9.0, "compute_s": 8.0, "exchange_s": 1.0, "weights_bytes": [], "bytes_on_wire": 0}
-        (folder / f"{system}.json").write_text(json.dumps({**plan, "of": "other", "predicted": predicted}))
+        theirs = {"cluster": {"fingerprint": "other"}, "predicted": predicted}
+        (folder / f"{system}.json").write_text(json.dumps(plan | theirs))
     return folder
 
 

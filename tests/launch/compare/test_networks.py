@@ -23,7 +23,9 @@ from launch.compare.show import comparison_markdown, heading, main_cells
 from launch.compare.stage import BenchHosts
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import write_cluster
-from solver.plan.segment_file import read_segments, segments_to_json
+from solver.plan.file import read_plan
+from solver.plan.segments import SegmentPlan
+from solver.plan.writing import plan_to_json
 from solver.show.network_facts import network_bounds, priced_network
 from solver.systems.convnets import plan_network
 from tests.kit import inside, refusals
@@ -167,7 +169,7 @@ def test_the_folder_holds_the_plans_and_a_picture(tmp_path):
         "table.md", "results.json", "bars.png", "cluster-onnxruntime-float32.toml",
         *(f"plan-{name}-onnxruntime.json" for name in names),
     }  # fmt: skip
-    assert read_segments(out / "plan-coedge-onnxruntime.json", NET).system == "coedge"
+    assert read_plan(out / "plan-coedge-onnxruntime.json", SegmentPlan, NET).system == "coedge"
 
 
 @pytest.fixture
@@ -247,7 +249,7 @@ def test_the_other_version_plans_a_network_from_the_same_files(tmp_path, monkeyp
     """It is asked by the whole name, without rows; its plan file is run as it stands, in its folder."""
     cluster = Pretended().cluster
     write_cluster(cluster, tmp_path / "c.toml")
-    text = segments_to_json(NET, plan_network("single:pi-1", NET, cluster))
+    text = plan_to_json(plan_network("single:pi-1", NET, cluster), NET)
     asked = []
 
     def attempt(program, timeout_s):

@@ -23,7 +23,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from websockets.sync.client import ClientConnection
 
-from solver.plan.segment_file import any_plan_from_json
+from solver.plan.file import any_plan_from_json
 from tests.launch.serve.chromium import NAME, Page, chromium
 from tests.launch.serve.states import (
     BEGIN,

@@ -41,10 +41,10 @@ def test_shares_are_those_of_the_page(plan, percents):
 
 
 def test_a_plan_of_stages_gives_a_device_what_its_layers_are():
-    table = {"rows": [0.5, 0.5]}
+    table = {"cut": "rows", "rows": [0.5, 0.5]}
     stages = [
-        {"devices": ["a", "b"], "layers": [{"layers": [0, 3], "attention": table, "mlp": table}]},
-        {"devices": ["c"], "layers": [{"layers": [3, 4], "attention": {}, "mlp": {}}]},
+        {"devices": ["a", "b"], "runs": [{"layers": [0, 3], "attention": table, "mlp": table}]},
+        {"devices": ["c"], "runs": [{"layers": [3, 4], "attention": {"cut": "whole"}, "mlp": {"cut": "whole"}}]},
     ]
 
     assert shares_of({"devices": ["a", "b", "c"], "stages": stages}) == {"a": 0.375, "b": 0.375, "c": 0.25}

@@ -177,7 +177,7 @@ def test_when_a_device_is_back_the_plan_runs_that_was_solved_for_nearly_these_sp
 
 def test_a_device_that_has_come_back_has_its_rows_again_for_half_of_what_a_slight_change_must_save():
     """With four devices at work and a fast one, the rows of one of the others are 3 % of a request."""
-    simulation = Simulation(pis(40, 60, 24.6, 40, mbps=400))
+    simulation = Simulation(pis(40, 60, 30, 40, mbps=400))
     for compute in ([1, 1, 1, 1], [1, 1, 0.6, 1]):
         for _ in range(10):
             simulation.request(compute, noise=0)
@@ -226,7 +226,7 @@ def test_a_plan_of_a_file_is_followed_as_one_that_was_solved(slow):
 
 def test_a_device_given_up_beside_other_cuts_has_rows_again_at_once_when_it_is_back():
     """It has kept the weights; so nothing is read, and no request runs under the old plan meanwhile."""
-    spec, cluster = named_model("bert-large", 8), pis(24.6, 70, 35, 10, mbps=300)
+    spec, cluster = named_model("bert-large", 8), pis(24.6, 110, 45, 10, mbps=400)
     solution = solve(spec, cluster, 256)
     plan, spare = plan_to_begin_with(spec, cluster, solution.plan)
     replanner, holdings = (

@@ -10,6 +10,7 @@ import pytest
 
 from solver.base.errors import InfeasiblePlanError
 from solver.plan.file import plan_from_json
+from solver.plan.plan import Plan
 from solver.programs.planner import solve
 from solver.schedule.encoders.cost import predict
 from tests.solver.programs.many_clusters import instance
@@ -38,7 +39,7 @@ def test_plans_are_no_worse_than_those_of_the_planner_before(solutions):
     ratios = {}
     for seed, solution in solutions.items():
         spec, cluster, rows = instance(seed)
-        before = plan_from_json(json.dumps(BEFORE[str(seed)]))
+        before = plan_from_json(json.dumps(BEFORE[str(seed)]), Plan)
         ratios[seed] = solution.plan.predicted_s / predict(spec, cluster, before, rows).seconds
 
     worst = max(ratios, key=ratios.__getitem__)

@@ -13,6 +13,7 @@ import pytest
 from solver.cluster.named import find_cluster
 from solver.model.named import named_model
 from solver.plan.file import plan_from_json
+from solver.plan.plan import Plan
 from solver.schedule.encoders.stages import predict_plan
 from solver.systems import plan_that_fits
 from tests.solver.systems.test_best import random_instance
@@ -40,7 +41,7 @@ def test_plan_files_of_the_first_version_are_read_and_fit():
     for point in {(point["plan"]["system"], point["plan"]["wire"]): point for point in POINTS}.values():
         spec, cluster, _ = instance(point)
 
-        plan = plan_from_json(json.dumps(point["plan"]))
+        plan = plan_from_json(json.dumps(point["plan"]), Plan)
 
         plan.check(spec, len(cluster.devices))
         assert plan.predicted.seconds > 0
@@ -50,7 +51,7 @@ def test_plan_files_of_the_first_version_are_read_and_fit():
 @pytest.mark.parametrize("point", POINTS, ids=name)
 def test_a_plan_is_priced_as_it_was(point):
     spec, cluster, rows = instance(point)
-    plan = plan_from_json(json.dumps(point["plan"]))
+    plan = plan_from_json(json.dumps(point["plan"]), Plan)
 
     found = predict_plan(spec, cluster, plan, rows)
 
@@ -63,7 +64,7 @@ def test_a_plan_is_priced_as_it_was(point):
 @pytest.mark.parametrize("point", [point for point in POINTS if point["plan"]["system"] == "hepti"], ids=name)
 def test_the_planner_finds_no_worse_than_it_did(point):
     spec, cluster, rows = instance(point)
-    kept = plan_from_json(json.dumps(point["plan"]))
+    kept = plan_from_json(json.dumps(point["plan"]), Plan)
 
     plan = plan_that_fits("hepti", spec, cluster, rows, kept.wire)
 

@@ -10,8 +10,10 @@ from solver.base.errors import InfeasiblePlanError
 from solver.model.blocks import Cut
 from solver.model.named import decoupled, named_model
 from solver.model.spec import layer_prefixes, tensor_shapes
-from solver.plan.file import plan_from_json, plan_to_json
+from solver.plan.file import plan_from_json
 from solver.plan.holdings import weights_bytes
+from solver.plan.plan import Plan
+from solver.plan.writing import plan_to_json
 from solver.schedule.encoders.cost import plan_seconds, price, setting
 from solver.schedule.encoders.memory import work_bytes
 from solver.schedule.encoders.stages import layer_seconds as layer_seconds_alone
@@ -94,7 +96,7 @@ def plan_of(sub_blocks, originals, cluster=None, rows=128, spec=SPEC):
 def test_a_plan_survives_its_file():
     plan = plan_of([1, 3, 0], [WHOLE, TENSOR_PARALLEL, 1, 0])
 
-    assert plan_from_json(plan_to_json(plan)) == plan
+    assert plan_from_json(plan_to_json(plan), Plan) == plan
     assert '"sub_blocks": [' in plan_to_json(plan)
     plan.check(SPEC, 3)
     assert plan.stages[0].active == (0, 1)

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from solver.model.blocks import Cut
 from solver.model.named import named_model
-from solver.plan.file import plan_from_json, plan_to_json
-from solver.plan.plan import StreamLayout
+from solver.plan.file import plan_from_json
+from solver.plan.plan import Plan, StreamLayout
+from solver.plan.writing import plan_to_json
 from solver.systems import make_plan, plans_for
 from tests.kit import refused
 from tests.kit.clusters import pis
@@ -91,7 +92,7 @@ def test_every_system_plans_for_every_cluster(system, gflops, rows):
     assert plan.devices == devices.names
     assert plan.cluster_fingerprint == devices.fingerprint
     assert plan.model_fingerprint == SPEC.fingerprint
-    assert plan_from_json(plan_to_json(plan)) == plan
+    assert plan_from_json(plan_to_json(plan), Plan) == plan
 
 
 def test_what_cannot_be_planned_is_refused(kept):

@@ -11,8 +11,15 @@ from solver.base.spans import Span
 from solver.cluster.cluster import MIB, PROGRAM_BYTES
 from solver.model.convnet import MapBox
 from solver.model.operators import Strip, flop
-from solver.plan.segment_file import whole_parts
-from solver.plan.segments import Segment, SegmentCut, SegmentPlan, image_on_root, segment_shares, unrolled
+from solver.plan.segments import (
+    Segment,
+    SegmentCut,
+    SegmentPlan,
+    image_on_root,
+    segment_shares,
+    unrolled,
+    whole_parts,
+)
 from solver.schedule.networks.segment_steps import memory_of, net_setting, network_steps, price_segments, weights_of
 from solver.systems.convnets import plan_network
 from solver.systems.convnets.common import chain_points

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hepti_mpi.comm.direct import Direct
-from hepti_mpi.comm.transfer import Item, RankExchange
+from hepti_mpi.comm.exchange import Item, RankExchange
 from hepti_mpi.comm.wires import coding
 from solver.base.spans import Partition, Span
 from solver.plan.layout import Box, Layout, moves, without
@@ -71,7 +71,7 @@ def test_every_rank_has_what_it_wants(world, seed, way):
         items.append(Item(have, want, placed(have.boxes[world.rank], array), places))
         values.append(array)
 
-    run(RankExchange(world, items, coding(wire), by_rows=bool(seed % 2)), world, way)
+    run(RankExchange.of(world, items, coding(wire), by_rows=bool(seed % 2)), world, way)
 
     for item, array in zip(items, values, strict=True):
         for box, place in item.places:
@@ -90,7 +90,7 @@ def test_summands_become_their_sum_and_equal_ones_where_that_is_asked(world, wir
     places = [(WHOLE, np.empty(SHAPE, np.float32))]
 
     pieces = placed(have.boxes[world.rank], parts[world.rank])
-    run(RankExchange(world, [Item(have, want, pieces, places)], coding(wire), equal=True), world, way)
+    run(RankExchange.of(world, [Item(have, want, pieces, places)], coding(wire), equal=True), world, way)
 
     np.testing.assert_allclose(places[0][1], parts[givers].sum(0), atol=ERRORS[wire])
     every = world.on_all(lambda: places[0][1])
@@ -106,7 +106,7 @@ def test_summands_in_pieces_are_added_where_rows_are_wanted(world):
     places = wanted_of(want, world.rank)
 
     item = Item(have, want, placed(halves, parts[world.rank]), places)
-    run(RankExchange(world, [item], coding(Wire.FLOAT32)), world, "mpi")
+    run(RankExchange.of(world, [item], coding(Wire.FLOAT32)), world, "mpi")
 
     for box, place in places:
         np.testing.assert_allclose(place, parts.sum(0)[box.spans[0].slice], atol=1e-5)
@@ -120,7 +120,7 @@ def test_what_is_sent_are_the_bytes_of_the_moves(world):
     before = world.traffic.sent_bytes
 
     item = Item(have, want, placed(have.boxes[world.rank], array), wanted_of(want, world.rank))
-    RankExchange(world, [item], coding(Wire.FLOAT32)).run()
+    RankExchange.of(world, [item], coding(Wire.FLOAT32)).run()
     world.finish_sending()
 
     own = [move for move in moves(have, want) if move.sender == world.rank]
