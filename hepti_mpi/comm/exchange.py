@@ -73,8 +73,8 @@ class Item:
     @property
     def layouts(self) -> ItemLayouts:
         """What of it does not depend on arrays."""
-        own = [*self.pieces, *self.places]
-        kind = own[0][1].dtype.str if own else ""
+        # What is empty may be of any kind.
+        kind = next((array.dtype.str for _, array in (*self.places, *self.pieces) if array.size), "")
         return ItemLayouts(self.have, self.want, tuple(box for box, _ in self.places), kind)
 
     @property

@@ -199,12 +199,14 @@ def _sums(
 
 
 def packed(views: Sequence[View], coding: Coding, *, by_rows: bool) -> Message:
-    """Return the message of parts of values, numbers or bytes; an array that travels as it lies is one itself.
+    """Return the message of parts of values, numbers or bytes.
 
-    By rows every row of a part's last axis has a scale, where numbers travel in few bits; else the message has one.
+    By rows every row of a part's last axis has a scale, where numbers travel in few bits, and an array that travels as
+    it lies is sent from there; else the message has one scale, and is always a copy: what computes by pieces, or by
+    tiles, writes the next one in the same place.
     """
     first = views[0]
-    if len(views) == 1 and first.flags.c_contiguous:
+    if by_rows and len(views) == 1 and first.flags.c_contiguous:
         numbers = first.reshape(_rows([first.shape], by_rows=by_rows))
     else:
         numbers, start = np.empty(_rows([view.shape for view in views], by_rows=by_rows), first.dtype), 0

@@ -112,6 +112,22 @@ def test_summands_in_pieces_are_added_where_rows_are_wanted(world):
         np.testing.assert_allclose(place, parts.sum(0)[box.spans[0].slice], atol=1e-5)
 
 
+def test_an_empty_piece_may_be_of_any_kind(world):
+    """Rank 0 has bytes and numbers, others a piece of neither; the two go in messages of their own."""
+    nothing = Box((Span(0, 0), *WHOLE.spans[1:]))
+    have = Layout(tuple((WHOLE if rank == 0 else nothing,) for rank in range(world.size)))
+    want, items = Layout.of([WHOLE] * world.size), []
+    for dtype in (np.uint8, np.float32):
+        own = np.arange(WHOLE.size, dtype=dtype).reshape(SHAPE) if world.rank == 0 else np.empty(0, np.float32)
+        pieces = [(have.boxes[world.rank][0], own)]
+        items.append(Item(have, want, pieces, [(WHOLE, np.empty(SHAPE, dtype))]))
+
+    run(RankExchange.of(world, items, coding(Wire.FLOAT32)), world, "mpi")
+
+    for item in items:
+        np.testing.assert_array_equal(item.places[0][1].reshape(-1), np.arange(WHOLE.size))
+
+
 def test_what_is_sent_are_the_bytes_of_the_moves(world):
     rng = np.random.default_rng(7)
     array = rng.random(SHAPE, np.float32)
