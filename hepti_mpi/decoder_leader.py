@@ -319,9 +319,7 @@ class DecoderLeader(Speaker):
         pace = Pace(1 / speed, predicted["token_s"])
         alone = decoder_alone(self._model, self._cluster, self._asked(), self._median_behind())
         active = {
-            device
-            for rank, device in enumerate(plan.devices)
-            if plan.words[rank].size or any(stage.heads[rank].size or stage.columns[rank].size for stage in plan.stages)
+            device for rank, device in enumerate(plan.devices) if any(rank in stage.ranks for stage in plan.stages)
         }
         self.console.print(alone_line(pace, active, alone, boards, tokens_a_second, here=here))
         if note := doubt(pace, boards, self._cluster, kept=self.needs_profile, here=here):

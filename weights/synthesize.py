@@ -104,8 +104,9 @@ def synthesize(
         progress("synthesizing", total) as advance,
     ):
         for name, shape in shapes.items():
+            spread = encoder_spread(spec, name, shape)
             for rows in row_spans(shape):
-                block = synthetic_rows(name, shape, rows, seed)
+                block = synthetic_rows(name, shape, rows, spread, seed)
                 weights.write(name, rows.start, block)
                 advance(block.nbytes)
 
@@ -146,13 +147,13 @@ def synthesize_decoder(
         for name, weight in tensors.items():
             spread = _decoder_spread(model, name, weight)
             for rows in row_spans(weight.shape):
-                block = synthetic_rows(name, weight.shape, rows, seed, spread)
+                block = synthetic_rows(name, weight.shape, rows, spread, seed)
                 weights.write(name, rows.start, block)
                 advance(block.nbytes)
     return model
 
 
-def synthetic_rows(name: str, shape: tuple[int, ...], rows: Span, seed: int = 0, spread: float | None = None) -> Array:
+def synthetic_rows(name: str, shape: tuple[int, ...], rows: Span, spread: float, seed: int = 0) -> Array:
     """Make some rows of one synthetic tensor.
 
     Parameters
@@ -161,17 +162,16 @@ def synthetic_rows(name: str, shape: tuple[int, ...], rows: Span, seed: int = 0,
         As in `solver.model.spec.tensor_shapes`, or `solver.model.decoder.decoder_tensors`.
     rows
         Which rows.
+    spread
+        Of the numbers.
     seed
         Of the whole model.
-    spread
-        Of the numbers; None: as an encoder needs it.
 
     Returns
     -------
     [rows, …] float32
     """
     first = rows.start // BLOCK_ROWS
-    spread = _spread(name, shape) if spread is None else spread
     blocks = [_block(name, shape, block, seed, spread) for block in range(first, -(-rows.stop // BLOCK_ROWS))]
     start = first * BLOCK_ROWS
     return np.concatenate([np.empty((0, *shape[1:]), np.float32), *blocks])[rows.start - start : rows.stop - start]
@@ -187,13 +187,13 @@ def _block(name: str, shape: tuple[int, ...], block: int, seed: int, spread: flo
     return numbers
 
 
-def _spread(name: str, shape: tuple[int, ...]) -> float:
+def encoder_spread(spec: ModelSpec, name: str, shape: tuple[int, ...]) -> float:
     """Return a spread that keeps every part of the result visible at any size, 0.02 for matrices with 1024 inputs."""
     if len(shape) == 1:
         return 0.1
     if name.startswith("embeddings/") and not name.startswith("embeddings/patch"):
         return 0.5
-    inputs = shape[0] if inputs_first(name) else shape[1]
+    inputs = shape[0] if name in inputs_first(spec) else shape[1]
     return 0.64 / math.sqrt(inputs)
 
 

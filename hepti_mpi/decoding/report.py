@@ -74,7 +74,8 @@ def run_report(
 def show_run(console: Console, report: Mapping[str, Any], model: Decoder, plan: DecoderPlan) -> None:
     """Print who had what, and how fast tokens came."""
     staged = len(plan.stages) > 1
-    shared = (*(["layers"] if staged else []), "heads", "columns", "words")
+    axes = dict.fromkeys(axis for stage in plan.stages for axis in stage.shares)
+    shared = (*(["layers"] if staged else []), *axes, "words")
     # In two lines, so that it fits 80 columns.
     title = f"who had what of {model.name}, {counted(len(model.layers), 'layer')}"
     table = new_table(title, "device", *shared, "peak\nMiB", "busy\ns", "wait\ns", "sent\nMiB")
@@ -82,7 +83,7 @@ def show_run(console: Console, report: Mapping[str, Any], model: Decoder, plan: 
         rank = entry["rank"]
         own = [stage for stage in plan.stages if rank in stage.ranks]
         layers = f"{own[0].layers.start}-{own[-1].layers.stop - 1}" if own else "-"
-        shares = [own[0].heads[rank].size, own[0].columns[rank].size] if own else [0, 0]
+        shares = [own[0].shares[axis][rank].size if own and axis in own[0].shares else 0 for axis in axes]
         table.add_row(
             entry["device"], *([layers] if staged else []), *map(str, shares), str(plan.words[rank].size),
             f"{entry['peak_rss_bytes'] / MIB:.0f}", f"{entry['compute_s']:.2f}", f"{entry['wait_s']:.2f}",

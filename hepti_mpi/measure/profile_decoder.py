@@ -1,4 +1,4 @@
-"""Measure a cluster for a language model: what half layers and logits take on shares of some sizes, and the links.
+"""Measure a cluster for a language model: what blocks and logits take on shares of some sizes, and the links.
 
 What is measured is described at `solver.cluster.decoder_curves`.
 
@@ -34,6 +34,7 @@ from hepti_mpi.program.program import exchange_calls
 from hepti_mpi.program.share import Share
 from solver.base import clock
 from solver.base.environment import omp_threads
+from solver.base.spans import Span
 from solver.cluster.cluster import Cluster, Device
 from solver.cluster.curves import Curve, Kernel, derived_curves
 from solver.cluster.decoder_curves import (
@@ -45,7 +46,7 @@ from solver.cluster.decoder_curves import (
     derived_decoder_speeds,
 )
 from solver.model.decoder import Decoder, decoder_tensors
-from solver.model.kinds.attention import CACHES
+from solver.model.kinds.attention import CACHES, Attention
 from solver.model.kinds.part import Residual
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_plan import whole_on
@@ -195,7 +196,7 @@ def measure_decoder(model: Decoder, precision: str, group: Group, backend: str =
     )
     of_many, _ = seconds_of(list(many.values()), group)
     taken = dict(zip((*few, *many), (*of_few, *of_many), strict=True))
-    cached = {cache: _cached_curve(cache, taken, heads * _group_columns(model)) for cache in CACHES}
+    cached = {cache: _cached_curve(cache, taken, heads * _head_columns(graphs)) for cache in CACHES}
     parts = {part: _curve(part, graphs, sizes[part], taken, cached["float32"]) for part in DecoderPart}
     add = Curve(tuple(map(float, ELEMENTS)), (0.0, 1.0), tuple((taken["add", size],) * 2 for size in ELEMENTS))
     flop_per_s = 2 * SPEED_ROWS * SPEED_WIDTH**2 / taken["product",]
@@ -229,19 +230,19 @@ def _curve(
 ) -> Curve:
     """Return the curve of a part; of attention without what its rows take to see each other."""
     rows = [value for value in ROWS if (part, int(value), sizes[0]) in taken]
-    columns = _group_columns(graphs.model) if part is DecoderPart.ATTENTION else 0
-    table = []
+    kind, table = graphs.kind(part), []
     for value in rows:
-        among_s = value * (value + 1) / 2 * columns * cached.at(value)
-        own = [(taken[part, int(value), size], size * among_s) for size in sizes]
+        among = [kind.recalled(kind.units(Span(0, size)), int(value), 0) * cached.at(value) for size in sizes]
+        own = [(taken[part, int(value), size], among_s) for size, among_s in zip(sizes, among, strict=True)]
         table.append(tuple(max(seconds - among, 0.1 * seconds) for seconds, among in own))
     return Curve(tuple(rows), tuple(float(graphs.bytes_of(part, size)) for size in sizes), tuple(table))
 
 
-def _group_columns(model: Decoder) -> int:
-    """Return the columns of the query heads that share a key and value head."""
-    attention = model.layers[0].attention
-    return attention.group * attention.head_dim
+def _head_columns(graphs: RandomDecoder) -> int:
+    """Return the columns of a query head."""
+    kind = graphs.kind(DecoderPart.ATTENTION)
+    assert isinstance(kind, Attention)
+    return kind.head_dim
 
 
 def _between_passes(graphs: RandomDecoder, group: Group) -> TimedCall:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 
@@ -16,18 +17,20 @@ from hepti_mpi.decoding.ranks import likeliest
 from hepti_mpi.kernels.backends import ONNXRUNTIME, run_maker
 from hepti_mpi.kernels.blocks import Blocks
 from hepti_mpi.kernels.kinds.heads import check_width, turning_tables, wide
-from hepti_mpi.kernels.kinds.held import Matrix, PartRun, RankRegion
+from hepti_mpi.kernels.kinds.held import Matrix, PartRun
 from hepti_mpi.measure.profile_kernels import random_numbers
 from hepti_mpi.measure.timing import TimedCall
 from solver.base.arrays import Array, Numbers
+from solver.base.errors import HeptiError
 from solver.base.spans import Span
 from solver.cluster.cluster import MIB
 from solver.cluster.decoder_curves import DecoderPart
-from solver.model.decoder import Decoder, DecoderLayer, head_parts, layer_parts
+from solver.model.blocks import BlockKind, total_of
+from solver.model.decoder import Decoder, layer_parts
 from solver.model.kinds.attention import Attention
-from solver.model.kinds.part import FFN, HEAD, KV, WORD, Part, PartTensor
+from solver.model.kinds.part import Part, PartTensor, RankRegion
 from solver.model.kinds.weight import BLOCK, PRECISIONS
-from solver.schedule.decoders.memory import attention_bytes, mlp_bytes, words_bytes
+from solver.schedule.decoders.memory import block_bytes
 from weights.decoders.quantise import Levels, Scales, dequantise
 
 PARTS = (1 / 8, 1 / 2, 1.0)  # of the largest share
@@ -41,7 +44,7 @@ SPREAD = {"int8": 74.0, "int4": 4.6, "int4m": 4.6, "int8m": 74.0}  # the standar
 class RandomDecoder:
     """A language model's runs of parts on random weights.
 
-    Sizes of shares are key and value heads with their whole groups, columns, or words.
+    Sizes of shares are units of an axis: query heads in whole groups, columns, or words.
 
     Parameters
     ----------
@@ -59,27 +62,32 @@ class RandomDecoder:
     _made: dict[tuple[DecoderPart, int, str], PartRun] = field(default_factory=dict)
     _numbers: Array = field(default_factory=random_numbers)
 
+    def kind(self, part: DecoderPart) -> BlockKind:
+        """Return the block of which a part is measured: the first one of the model that is priced by its curve.
+
+        Raises
+        ------
+        HeptiError
+            If the model has none.
+        """
+        for kind in (*self.model.layers[0], *chain(*self.model.layers), self.model.head_block):
+            if kind.curve == part:
+                return replace(kind, window=0) if isinstance(kind, Attention) else kind
+        raise HeptiError(f"model {self.model.name} has no block whose time is that of {part}: it cannot be measured")
+
     def sizes(self, part: DecoderPart) -> list[int]:
         """Return the shares of a part that are to be timed, two at least."""
-        layer, unit = self.model.layers[0], BLOCK
-        every = {
-            DecoderPart.ATTENTION: layer.attention.kv_heads,
-            DecoderPart.MLP: math.ceil(layer.mlp.ffn / unit),
-            DecoderPart.HEAD: math.ceil(self.model.vocab / unit),
-        }[part]
-        unit = 1 if part is DecoderPart.ATTENTION else unit
+        kind = self.kind(part)
+        unit = kind.group or BLOCK
+        every = math.ceil(total_of(kind, self.model.stream) / unit)
         most = max(1, min(every, LARGEST_BYTES[part] // self.bytes_of(part, unit)))
         found = sorted({max(1, round(share * most)) for share in PARTS})
         return [unit * size for size in (found if len(found) > 1 else (most, 2 * most))]
 
     def bytes_of(self, part: DecoderPart, size: int) -> int:
         """Return the bytes of a share's weights."""
-        layer, precision = self.model.layers[0], PRECISIONS[self.precision]
-        if part is DecoderPart.ATTENTION:
-            return attention_bytes(self.model, layer.attention, size * layer.attention.group, size, precision)
-        if part is DecoderPart.MLP:
-            return mlp_bytes(self.model, layer.mlp, size, precision)
-        return words_bytes(self.model, size, precision)
+        kind = self.kind(part)
+        return block_bytes(self.model, kind, kind.units(Span(0, size)), PRECISIONS[self.precision])
 
     def call(self, part: DecoderPart, size: int, rows: int, behind: int = 0, cache: str = "float32") -> TimedCall:
         """Return the call of a share on so many rows, of attention behind so many tokens in a cache."""
@@ -99,18 +107,16 @@ class RandomDecoder:
         outputs = {
             value.name: np.empty((1, rows, self.model.hidden), np.float32) for value in (join.writes, last.writes)
         }
-        if part is DecoderPart.ATTENTION:
-            kind = last.kind
-            assert isinstance(kind, Attention)
+        if isinstance(kind := last.kind, Attention):
             inputs |= {"last": np.array([behind + rows - 1], np.int32), "total": np.array([behind + rows], np.int32)}
             inputs["places"] = behind + np.arange(rows)[None]
             if kind.rope is not None:
                 inputs |= turning_tables(kind.rope, CONTEXT)
             for name in ("k0", "v0"):
-                kept = self._random((1, size, CONTEXT, wide(kind)))
+                kept = self._random((1, size // kind.group, CONTEXT, wide(kind)))
                 inputs[name] = kept if cache == "float32" else (32 * kept).astype(np.int8)
                 outputs[f"{name}'"] = inputs[name]
-                inputs[f"{name}.scale"] = np.full(size * wide(kind), 1 / 32, np.float32)
+                inputs[f"{name}.scale"] = np.full(kept.shape[1] * wide(kind), 1 / 32, np.float32)
         return made.bound({name: inputs[name] for name in made.inputs}, outputs)
 
     def matrix(self, tensor: PartTensor, rows: Span) -> Matrix:
@@ -148,24 +154,14 @@ class RandomDecoder:
 
     def _run(self, part: DecoderPart, size: int) -> list[tuple[Part, RankRegion]]:
         """Return the parts of a share and its region of each; the first adds to the stream what was computed before."""
-        layer, head = self.model.layers[0], part is DecoderPart.HEAD
-        if self.backend == ONNXRUNTIME:
-            check_width(self.model.name, layer.attention, self.precision)
-        attention = replace(layer.attention, window=0)
-        # Where a norm goes over all heads, everyone makes all queries and keys.
-        kv = max(size, attention.kv_heads) if attention.whole_norms else size
-        attention = replace(attention, heads=kv * attention.group, kv_heads=kv)
-        alike = DecoderLayer(attention=attention, mlp=replace(layer.mlp, ffn=size))
-        model = replace(self.model, layers=(alike, alike), vocab=size if head else self.model.vocab)
-        first, x = layer_parts(model, 0, model.stream.value("x", 1))
-        joins = [each for each in first if each.role == "join"]
-        if head:
-            own = [joins[1], *head_parts(model, x)]
-        elif part is DecoderPart.MLP:
-            own = [joins[0], *(each for each in first if each.role in ("up", "down"))]
-        else:
-            own = [joins[1], *layer_parts(model, 1, x)[0][:4]]
-        units = {HEAD: size * attention.group, KV: size, FFN: size, WORD: size}
+        kind, stream = self.kind(part), self.model.stream
+        if self.backend == ONNXRUNTIME and isinstance(kind, Attention):
+            check_width(self.model.name, kind, self.precision)
+        kind = kind.resized(max(size, total_of(kind, stream)))
+        layer, units = self.model.layers[0], kind.units(Span(0, size))
+        place = next((number for number, other in enumerate(layer) if other.curve == part), 0)
+        joined, x = layer_parts(replace(self.model, layers=((layer[place - 1],),)), 0, stream.value("x", 1))
+        own = joined[-1], *kind.parts(f"layers/1/{kind.name}", stream, x)
         return [(each, {axis: Span(0, units.get(axis, n)) for axis, n in each.axes.items()}) for each in own]
 
     def _matrix(self, out: int, inner: int, *, words: bool = False) -> Matrix:

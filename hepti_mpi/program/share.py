@@ -12,30 +12,20 @@ from hepti_mpi.base.memory import give_back
 from hepti_mpi.comm.group import Group
 from hepti_mpi.kernels.backends import ONNXRUNTIME, run_maker
 from hepti_mpi.kernels.kinds.heads import check_width, turning_tables
-from hepti_mpi.kernels.kinds.held import PartRun, RankRegion
+from hepti_mpi.kernels.kinds.held import PartRun
 from hepti_mpi.program.source import RunTensors
 from hepti_mpi.program.state import HeadsLayout, KeptHeads, move_heads
 from solver.base.arrays import Array
 from solver.base.spans import Span, tiles
 from solver.model.kinds.attention import Attention, Rope
-from solver.model.kinds.part import HEAD, ROW, WORD, Part, Value
+from solver.model.kinds.part import HEAD, ROW, WORD, Part, RankRegion, Value
 from solver.model.kinds.weight import PRECISIONS
-from solver.schedule.regions import there
+from solver.schedule.places import RankRun, rank_run
 from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep
 
 HEAD_BYTES = 32 << 20  # of words in a graph: of all at once three copies were in memory while it was made
 
-RankRun = tuple[tuple[Part, RankRegion], ...]  # what a rank computes in a step: parts, and its region of each
 RunKey = tuple[object, ...]
-
-
-def rank_run(step: ComputeStep, rank: int) -> RankRun:
-    """Return what a rank computes in a step."""
-    return tuple(
-        (part, {axis: Span(*spans[0, rank].tolist()) for axis, spans in region.items()})
-        for part, region in step.parts
-        if there(region)[0, rank]
-    )
 
 
 def key_of(run: RankRun, called: Called = str) -> RunKey:
@@ -140,7 +130,7 @@ class Share(Generic[AnyPasses]):
             else:
                 self._lacking[key] = run, leaves
             for part, region in run:
-                if part.role == "contexts":
+                if part.recalls:
                     self._keep(part, region[HEAD], before)
 
     def _runs(self) -> Iterator[tuple[RankRun, frozenset[str]]]:

@@ -8,10 +8,10 @@ import numpy as np
 
 from hepti_mpi.base.memory import Lent
 from hepti_mpi.kernels.blocks import Blocks
-from hepti_mpi.kernels.kinds.held import Matrix, RankRegion, rows_of
+from hepti_mpi.kernels.kinds.held import Matrix, rows_of
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
-from solver.model.kinds.part import Part, PartTensor
+from solver.model.kinds.part import Part, PartTensor, RankRegion
 from solver.model.kinds.weight import BLOCK, PRECISIONS
 from solver.model.precision import FLOAT32
 from solver.plan.holdings import TensorSlice

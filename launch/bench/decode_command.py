@@ -24,7 +24,8 @@ from launch.lab.up import require_tools
 from solver.base.clock import at_scale
 from solver.base.errors import HeptiError
 from solver.base.phrases import counted, did_you_mean, mbps
-from solver.model.kinds.attention import CACHES
+from solver.model.decoder import blocks_of
+from solver.model.kinds.attention import CACHES, Attention
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_plan import WIRES
 from solver.systems.decoders import SYSTEMS
@@ -161,7 +162,7 @@ def _peers(
     """Return the peers on all numbers of boards that they can use, and why not on others."""
     found, absent = [], []
     if DLLAMA in peers:
-        most = model.model.layers[0].attention.kv_heads
+        most = blocks_of(model.model, Attention)[0].kv_heads
         for count in boards:
             if count & (count - 1) or count > most:
                 why = f"runs on 1, 2, 4, … boards, at most {counted(most, 'key and value head')}"

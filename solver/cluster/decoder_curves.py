@@ -1,6 +1,6 @@
-"""How long one device takes for the halves of a language model's layers: measured, or derived from its speed.
+"""How long one device takes for the blocks of a language model: measured, or derived from its speed.
 
-A half layer of one token waits for its weights to be read, one of a prompt's chunk for its products; what a small share
+A block of one token waits for its weights to be read, one of a prompt's chunk for its products; what a small share
 waits for is calls. So a curve is seconds over rows and over bytes of weights. In the cluster file:
 
     [device.decoder]
@@ -44,7 +44,7 @@ ROWS = (1.0, 2.0, 4.0, 8.0, 64.0, 256.0)  # of a token, a few that are verified,
 # Derived speeds, in FLOP of the declared speed (a MatMul of 256 rows). Weights come from memory at 2.9 to 3.2 GB/s of
 # the file's bytes on a Pi 4 (24.6 GFLOP/s) and at 10.3 on a Pi 5 (70), as is published; held int4 is 10/9 of those
 # bytes. The rest was measured on one x86 core of 83 to 97 GFLOP/s with onnxruntime's MatMulNBits: what rows cost beside
-# one; a half layer's small nodes and calls; messages of 8 KiB.
+# one; a block's small nodes and calls; messages of 8 KiB.
 BYTES_PER_FLOP = 0.15
 ROW_FACTORS: Mapping[str, tuple[float, ...]] = {
     "float32": (1, 1, 1.1, 1.3, 3, 10),  # four bytes are read for the FLOP that int4 does for a half

@@ -8,13 +8,15 @@ Letters as in `solver.model.spec`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from solver.base.errors import HeptiError, InfeasiblePlanError
-from solver.model.kinds.part import PartTensor, Residual
+from solver.base.spans import Span
+from solver.model.kinds.part import Part, PartTensor, Residual, Value
 
 
 class Cut(StrEnum):
@@ -56,9 +58,10 @@ class BlockKind:
     """What is computed in a block: the base of its kinds, which are frozen dataclasses."""
 
     name: ClassVar[str]  # also the first word of its tensors' names
+    axis: ClassVar[str] = ""  # what ranks cut its parts along, besides rows; also its word in a language model's plan
     curve: ClassVar[str] = ""  # which measured curve says what its parts take together
-    inner_key: ClassVar[str] = "inner"  # the name of its heads or columns in a plan file
-    inputs_first: ClassVar[tuple[str, ...]] = ()  # names of its matrices that lie as [in, out]
+    inner_key: ClassVar[str] = "inner"  # the name of its heads or columns in an encoder's plan
+    later: ClassVar[tuple[str, ...]] = ()  # fields that files have only where they say something: they came later
     __slots__ = ()
 
     def check(self) -> None:
@@ -75,6 +78,18 @@ class BlockKind:
             if type(size) is int and size < least:
                 raise HeptiError(f"{field.name} is {size}, must be at least {least}")
 
+    def check_in_decoder(self) -> None:
+        """Refuse what a language model's block cannot be; errors as `check`."""
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Self:
+        """Read what `to_table` wrote, as a language model's file has it."""
+        return cls(**table)
+
+    def to_table(self) -> dict[str, Any]:
+        """Return its fields, as a language model's file has them."""
+        return told(self, self.later)
+
     @property
     def inner(self) -> Inner | None:
         """What can be shared out besides rows."""
@@ -90,9 +105,72 @@ class BlockKind:
         """Columns that its computation needs at a time beside the stream."""
         return self.inner_columns
 
+    @property
+    def group(self) -> int:
+        """How many units of its axis are best given away together; 0: they are small, and many."""
+        return 0
+
+    def resized(self, total: int) -> Self:
+        """Return such a block with another number of units of its axis."""
+        raise NotImplementedError
+
+    def units(self, share: Span) -> dict[str, int]:
+        """Return how many units of every axis of its tensors a share of its own axis needs."""
+        return {self.axis: share.size}
+
+    def made_columns(self, units: Mapping[str, int]) -> int:
+        """Return how many columns of a row lie there at a time where so many units are computed, beside the stream."""
+        return units[self.axis]
+
+    def kept_numbers(self, units: Mapping[str, int]) -> int:
+        """Return how many numbers of a row are kept from pass to pass, of so many units."""
+        return 0
+
+    def recalled(self, units: Mapping[str, int], rows: int, behind: int) -> float:
+        """Return how many columns rows see in all of what is kept, behind so many others."""
+        return 0.0
+
     def tensors(self, name: str, stream: Residual) -> dict[str, PartTensor]:
         """Return its tensors in a block of this name, by their leaves, in file order."""
         raise NotImplementedError
+
+    def parts(self, name: str, stream: Residual, x: Value) -> tuple[Part, ...]:
+        """Return its parts in a language model's block of this name, which reads rows of the stream."""
+        raise NotImplementedError
+
+
+def told(owner: Any, later: Collection[str]) -> dict[str, Any]:
+    """Return the fields of a dataclass, those that came later only where they say something."""
+    fields = dataclasses.fields(owner)
+    unsaid = {field.name for field in fields if field.name in later and getattr(owner, field.name) == field.default}
+    return {name: value for name, value in dataclasses.asdict(owner).items() if name not in unsaid}
+
+
+def check_types(value: Any) -> None:
+    """Refuse fields of another type than they are declared: `TypeError`."""
+    kinds = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "tuple[str, ...]": (tuple,)}
+    for field in dataclasses.fields(value):
+        found = getattr(value, field.name)
+        if type(found) not in kinds.get(str(field.type), (type(found),)):
+            raise TypeError(f"{field.name} is {found!r}, must be {field.type}")
+
+
+@lru_cache(maxsize=256)
+def parts_of(kind: BlockKind, stream: Residual) -> tuple[Part, ...]:
+    """Return the parts of a block over one row."""
+    return kind.parts(kind.name, stream, stream.value("x", 1))
+
+
+@lru_cache(maxsize=256)
+def tensors_of(kind: BlockKind, stream: Residual) -> Mapping[str, PartTensor]:
+    """Return the tensors of a block within its layer, by their leaves."""
+    return kind.tensors(kind.name, stream)
+
+
+@lru_cache(maxsize=256)
+def total_of(kind: BlockKind, stream: Residual) -> int:
+    """Return how many units of its axis a block has."""
+    return next(part.axes[kind.axis] for part in parts_of(kind, stream) if part.cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +201,7 @@ class Block:
     @property
     def tensors(self) -> tuple[PartTensor, ...]:
         """Its tensors within its layer, in file order."""
-        return _tensors(self)
+        return tuple(tensors_of(self.kind, self.stream).values())
 
     @property
     def shared(self) -> list[PartTensor]:
@@ -135,11 +213,6 @@ class Block:
         """How it may be cut in layers that are not decoupled."""
         inner = (Cut.BLOCK, Cut.TO_ROWS, Cut.COLUMNS, Cut.GRID)
         return (Cut.ROWS, Cut.WHOLE, *(inner if self.inner is not None else ()))
-
-
-@lru_cache(maxsize=256)
-def _tensors(block: Block) -> tuple[PartTensor, ...]:
-    return tuple(block.kind.tensors(block.name, block.stream).values())
 
 
 def inner_of(block: Block, system: str) -> Inner:

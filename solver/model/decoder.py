@@ -3,42 +3,36 @@
 Letters: S new rows (tokens), H hidden, F feed-forward width, A query heads, K key and value heads, d head width,
 L layers, V vocabulary, p ranks.
 
-Every half layer adds to the stream what it computes of it: x + post_norm(half(norm(x))). Matrices lie so that the axis
-that ranks share out is the first: query, key, value, gate, up, embedding and head as [out, in]; what sums over shared
-columns (attention output, MLP down) as [in, out].
+Every block of a layer adds to the stream what it computes of it: x + post_norm(block(norm(x))). Matrices lie so that
+the axis that ranks share out is the first: query, key, value, gate, up, embedding and head as [out, in]; what sums over
+shared columns (attention output, MLP down) as [in, out].
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 from solver.base.errors import HeptiError
-from solver.model.blocks import one_of
-from solver.model.kinds.attention import Attention, Rope
-from solver.model.kinds.mlp import Mlp
-from solver.model.kinds.part import Part, PartTensor, Residual, Value
+from solver.model.blocks import BlockKind, check_types, one_of, told
+from solver.model.kinds.every import KINDS
+from solver.model.kinds.part import Part, Residual, Value
 from solver.model.kinds.stream import Head, Join
 from solver.model.kinds.weight import Weight
 
 KIND = "decoder"  # of a model in a weights file
-# Fields that came later, and what they are without a word: written where they say something else, so that fingerprints
-# of models from before stay.
-_LATER = {"suppressed": (), "pre_norms": True, "whole_norms": False, "causal": True, "buckets": 0}
+# Fields that came later: written where they say something, so that fingerprints of models from before stay.
+_LATER = ("suppressed", "pre_norms")
 NORMS = ("rms", "layer")
 STREAM = "stream"  # the name of what a pass begins with
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderLayer:
-    """Attention, then MLP."""
-
-    attention: Attention
-    mlp: Mlp
+DecoderLayer = tuple[BlockKind, ...]  # blocks in order, any number of any kind
+SomeKind = TypeVar("SomeKind", bound=BlockKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +44,14 @@ class Decoder:
     positions
         The longest context, in tokens.
     layers
-        One behind the other; they may differ (Gemma's windows).
+        One behind the other, each of blocks; they may differ (Gemma's windows).
     norm
         "rms", or "layer" with shifts (GPT-2), of all norms but those of queries and keys, which are "rms". Gemma's
         1 + weight is stored as the weight.
     pre_norms
-        Whether a half layer begins with a norm of the stream (all but OLMo 2).
+        Whether a block begins with a norm of the stream (all but OLMo 2).
     post_norms
-        Whether what a half layer computed is normed before it is added (Gemma, OLMo 2).
+        Whether what a block computed is normed before it is added (Gemma, OLMo 2).
     embedding_scale
         Of the embedded rows, not of the head (Gemma).
     learned_positions
@@ -93,19 +87,16 @@ class Decoder:
 
     def __post_init__(self) -> None:
         try:
-            for owner in (self, *(half for layer in self.layers for half in (layer.attention, layer.mlp))):
-                for size in ("hidden", "vocab", "positions", "heads", "kv_heads", "head_dim", "ffn"):
-                    if getattr(owner, size, 1) < 1:
-                        raise HeptiError(f"{size} is {getattr(owner, size)}, must be at least 1")
-            if not self.layers:
-                raise HeptiError("layers is 0, must be at least 1")
+            for size in ("hidden", "vocab", "positions"):
+                if getattr(self, size) < 1:
+                    raise HeptiError(f"{size} is {getattr(self, size)}, must be at least 1")
+            if not self.layers or not all(self.layers):
+                raise HeptiError(f"{'blocks of a layer' if self.layers else 'layers'} is 0, must be at least 1")
             one_of("norm", self.norm, NORMS)
-            for layer in self.layers:
-                layer.attention.check()
-                layer.mlp.check()
-                for field, must_be in (("causal", True), ("buckets", 0)):
-                    if (found := getattr(layer.attention, field)) != must_be:
-                        raise HeptiError(f"attention: {field} is {found}, must be {must_be} in a language model")
+            for kind in dict.fromkeys(chain(*self.layers)):
+                check_types(kind)
+                kind.check()
+                kind.check_in_decoder()
         except HeptiError as error:
             raise HeptiError(f"model {self.name}: {error}") from error
 
@@ -113,6 +104,11 @@ class Decoder:
     def head(self) -> str:
         """The name of the matrix that makes logits."""
         return "embedding/weight" if self.tied else "head/weight"
+
+    @property
+    def head_block(self) -> Head:
+        """What makes logits."""
+        return Head(self.vocab, self.head_softcap, self.tied)
 
     @property
     def stream(self) -> Residual:
@@ -126,10 +122,10 @@ class Decoder:
 
     def to_json(self) -> str:
         """Write as JSON; layers that are alike stand in it once."""
-        table = _told(self)
+        table = told(self, _LATER)
         kinds = list(dict.fromkeys(self.layers))
         table["layers"] = [kinds.index(layer) for layer in self.layers]
-        table["kinds"] = [{"attention": _told(kind.attention), "mlp": _told(kind.mlp)} for kind in kinds]
+        table["kinds"] = [{name: kind.to_table() for name, kind in named_blocks(layer).items()} for layer in kinds]
         return json.dumps({"kind": KIND, **table})
 
     @classmethod
@@ -147,18 +143,22 @@ class Decoder:
             raise HeptiError(f"model description is damaged or of a newer version: {error}") from error
 
 
-def _told(owner: Decoder | Attention | Mlp) -> dict[str, Any]:
-    """Return the fields of an owner, those that came later only where they say something."""
-    fields = dataclasses.asdict(owner)
-    return {name: value for name, value in fields.items() if name not in _LATER or value != _LATER[name]}
+def _layer(table: Mapping[str, Mapping[str, Any]]) -> DecoderLayer:
+    return tuple(KINDS[name.partition(".")[0]].from_table(block) for name, block in table.items())
 
 
-def _layer(table: Mapping[str, Any]) -> DecoderLayer:
-    attention = dict(table["attention"])
-    if attention["rope"] is not None:
-        rope = attention["rope"]
-        attention["rope"] = Rope(frequencies=tuple(rope["frequencies"]), factor=rope["factor"])
-    return DecoderLayer(attention=Attention(**attention), mlp=Mlp(**table["mlp"]))
+def named_blocks(layer: DecoderLayer) -> dict[str, BlockKind]:
+    """Return a layer's blocks by their names: that of the kind, with a number behind it from the second one on."""
+    found: dict[str, BlockKind] = {}
+    for number, kind in enumerate(layer):
+        before = sum(other.name == kind.name for other in layer[:number])
+        found[f"{kind.name}.{before + 1}" if before else kind.name] = kind
+    return found
+
+
+def blocks_of(model: Decoder, kind: type[SomeKind]) -> list[SomeKind]:
+    """Return all blocks of a kind, in order."""
+    return [block for layer in model.layers for block in layer if isinstance(block, kind)]
 
 
 def decoder_tensors(model: Decoder) -> dict[str, Weight]:
@@ -167,36 +167,31 @@ def decoder_tensors(model: Decoder) -> dict[str, Weight]:
     found = {"embedding/weight": Weight((model.vocab, H), 1, words=True)}
     if model.learned_positions:
         found["positions/weight"] = Weight((model.positions, H))
-    ends = [tensor for tensor in _head(model).tensors("final_norm", model.head, stream) if tensor.name not in found]
-    layers = (tensor for number in range(len(model.layers)) for tensor in _layer_tensors(model, number))
-    return found | {tensor.name: tensor.weight for tensor in (*layers, *ends)}
-
-
-def _layer_tensors(model: Decoder, number: int) -> Iterator[PartTensor]:
-    layer, stream = model.layers[number], model.stream
-    yield from layer.attention.tensors(f"layers/{number}/attention", stream).values()
-    yield from layer.mlp.tensors(f"layers/{number}/mlp", stream).values()
-
-
-def _head(model: Decoder) -> Head:
-    return Head(model.vocab, model.head_softcap)
+    for number, layer in enumerate(model.layers):
+        for name, kind in named_blocks(layer).items():
+            tensors = kind.tensors(f"layers/{number}/{name}", stream)
+            found |= {tensor.name: tensor.weight for tensor in tensors.values()}
+    ends = model.head_block.tensors("head", stream).values()
+    return found | {tensor.name: tensor.weight for tensor in ends if tensor.name not in found}
 
 
 def layer_parts(model: Decoder, number: int, x: Value) -> tuple[list[Part], Value]:
-    """Return the parts of a layer that reads these rows of the stream, and the stream after it."""
-    layer, stream, parts = model.layers[number], model.stream, []
-    for what, half, last in (("attention", layer.attention, "output"), ("mlp", layer.mlp, "down")):
+    """Return the parts of a layer that reads these rows of the stream, and the stream after it.
+
+    What tensors a block has that none of its parts uses is added where its result joins the stream.
+    """
+    stream, parts = model.stream, list[Part]()
+    for what, kind in named_blocks(model.layers[number]).items():
         name = f"layers/{number}/{what}"
-        own = half.parts(name, stream, x)
-        after = (f"{last}/bias", "post_norm/weight", "post_norm/bias")
-        added = tuple(tensor for leaf, tensor in half.tensors(name, stream).items() if leaf in after)
-        joined = Join().parts(name, stream, x, own[-1].writes, added)
-        parts += [*own, *joined]
-        x = joined[-1].writes
+        own = kind.parts(name, stream, x)
+        used = {tensor.name for part in own for tensor in part.tensors}
+        added = tuple(tensor for tensor in kind.tensors(name, stream).values() if tensor.name not in used)
+        joined = Join().part(name, stream, x, own[-1].writes, added)
+        parts += [*own, joined]
+        x = joined.writes
     return parts, x
 
 
 def head_parts(model: Decoder, x: Value) -> tuple[Part, ...]:
     """Return the part that makes logits of rows of the stream."""
-    head = _head(model)
-    return head.parts("head", model.stream, x, head.tensors("final_norm", model.head, model.stream))
+    return model.head_block.parts("head", model.stream, x)

@@ -8,7 +8,7 @@ from typing import Any
 
 from solver.base.errors import HeptiError
 from solver.base.phrases import did_you_mean
-from solver.model.decoder import Decoder, DecoderLayer
+from solver.model.decoder import Decoder
 from solver.model.kinds.attention import Attention, Rope
 from solver.model.kinds.mlp import Mlp
 from solver.model.named import MOST_LAYERS
@@ -38,7 +38,7 @@ def _decoder(
     **facts: Any,
 ) -> Decoder:  # fmt: skip
     attention = Attention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope=rope, qk_norm=qk_norm)
-    layer = DecoderLayer(attention=attention, mlp=Mlp(ffn=ffn))
+    layer = attention, Mlp(ffn=ffn)
     return Decoder(name=name, layers=(layer,) * layers, **facts)
 
 
@@ -65,7 +65,7 @@ def _gpt2() -> Decoder:
     attention = Attention(heads=12, kv_heads=12, head_dim=64, bias=True, output_bias=True)
     mlp = Mlp(ffn=3072, activation="gelu_tanh", gated=False, bias=True)
     return Decoder(
-        name="gpt2", hidden=768, vocab=50257, positions=1024, layers=(DecoderLayer(attention=attention, mlp=mlp),) * 12,
+        name="gpt2", hidden=768, vocab=50257, positions=1024, layers=((attention, mlp),) * 12,
         norm="layer", learned_positions=True, tied=True, eos=(50256,),
     )  # fmt: skip
 

@@ -11,12 +11,14 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from solver.base.errors import HeptiError, InfeasiblePlanError, explained
-from solver.model.blocks import Block, BlockKind, one_of
+from solver.model.blocks import Block, check_types, one_of
 from solver.model.kinds.attention import Attention, full_attention
+from solver.model.kinds.every import KINDS
 from solver.model.kinds.mlp import Mlp
 from solver.model.kinds.part import PartTensor, Residual
 
@@ -289,7 +291,7 @@ class ModelSpec:
             spec = cls(**fields) if "runs" in fields else encoder(**fields)
             blocks = [block for run in spec.runs for block in run.blocks]
             for value in (spec, spec.input, *spec.runs, *(own for b in blocks for own in (b.kind, b.stream))):
-                _check_types(value)
+                check_types(value)
             return spec
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise HeptiError(f"model description is damaged or of a newer version: {error}") from error
@@ -459,6 +461,19 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+@lru_cache(maxsize=16)
+def inputs_first(spec: ModelSpec) -> frozenset[str]:
+    """Return the names of the tensors that lie as [in, out]."""
+    runs = ((layer, spec.run(layer)) for layer in range(spec.layers))
+    return frozenset(
+        f"{prefix}/{tensor.name}"
+        for layer, run in runs
+        for prefix in layer_prefixes(run, layer)
+        for tensor in run.tensors
+        if tensor.weight.summed == 0
+    )
+
+
 def layer_prefixes(run: Run, layer: int) -> list[str]:
     """Return where the tensors of a layer stand, or those of each of its sub-blocks."""
     if run.parts == 1:
@@ -553,21 +568,3 @@ def _tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _tuples(item) for key, item in value.items()}
     return tuple(value) if isinstance(value, list) else value
-
-
-def _check_types(value: Any) -> None:
-    """Refuse fields of another type than they are declared."""
-    kinds = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "tuple[str, ...]": (tuple,)}
-    for field in dataclasses.fields(value):
-        found = getattr(value, field.name)
-        if type(found) not in kinds.get(str(field.type), (type(found),)):
-            raise TypeError(f"{field.name} is {found!r}, must be {field.type}")
-
-
-# By the name under which a weights file has it.
-KINDS: dict[str, type[BlockKind]] = {kind.name: kind for kind in (Attention, Mlp)}
-
-
-def inputs_first(name: str) -> bool:
-    """Return whether a tensor lies as [in, out], by its name."""
-    return any(name.endswith(f"/{own}") for kind in KINDS.values() for own in kind.inputs_first)

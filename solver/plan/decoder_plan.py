@@ -1,24 +1,27 @@
-"""`DecoderPlan`: which rank has which heads, columns and words of a language model, stage by stage.
+"""`DecoderPlan`: which rank has what of a language model's blocks, and which words, stage by stage.
 
-Within a stage every rank has some query heads, with the key and value heads that these need, and some columns of the
-MLP; what they compute of a half layer are summands, which all ranks of the stage exchange. Passes of many rows, those
-of prompts, may be cut otherwise: contexts go from who has their heads to who has their rows, and all of the layer that
-follows them is computed there, by ranks that hold all of its weights. From stage to stage goes the stream. The ranks of
-the last stage share out the vocabulary. Rank 0 embeds tokens and chooses the next one, with or without a share.
+Within a stage every rank has some units of every axis along which its blocks are cut: some query heads, with the key
+and value heads that these need, some columns of the MLP; what they compute of a block are summands, which all ranks of
+the stage exchange. Passes of many rows, those of prompts, may be cut otherwise: contexts go from who has their heads to
+who has their rows, and all of the layer that follows them is computed there, by ranks that hold all of its weights.
+From stage to stage goes the stream. The ranks of the last stage share out the vocabulary. Rank 0 embeds tokens and
+chooses the next one, with or without a share.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from solver.base.errors import HeptiError, InfeasiblePlanError
 from solver.base.spans import Partition, Span
-from solver.model.blocks import one_of
+from solver.model.blocks import BlockKind, one_of, tensors_of, total_of
 from solver.model.decoder import Decoder
-from solver.model.kinds.attention import CACHES, Attention
+from solver.model.kinds.attention import CACHES
+from solver.model.kinds.part import Residual
 from solver.model.kinds.weight import BLOCK, PRECISIONS
-from solver.model.precision import FLOAT32, Precision
 from solver.plan.plan import Wire
 
 # Passes of so many rows have summands that sockets may not hold: they go by MPI, and always in two steps.
@@ -32,25 +35,27 @@ class DecoderStage:
 
     Parameters
     ----------
-    heads
-        Query heads, consecutive in rank order.
-    columns
-        Of the MLP.
+    shares
+        Of every axis along which blocks of these layers are cut: who has which units, consecutive in rank order.
     rows
         Of a prompt's rows, parts of every rank: who has some computes what follows the contexts of these rows; none:
         prompts are cut as tokens are.
     """
 
     layers: Span
-    heads: Partition
-    columns: Partition
+    shares: Mapping[str, Partition]
     rows: tuple[float, ...] = ()
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Who takes part."""
-        pairs = zip(self.heads, self.columns, strict=True)
-        return tuple(rank for rank, (heads, columns) in enumerate(pairs) if heads.size or columns.size)
+        every = zip(*self.shares.values(), strict=True)
+        return tuple(rank for rank, own in enumerate(every) if any(span.size for span in own))
+
+    @property
+    def structure(self) -> tuple[object, ...]:
+        """What the steps of a pass through it follow from."""
+        return self.layers, tuple((axis, own.taking) for axis, own in self.shares.items()), self.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +130,7 @@ class DecoderPlan:
     @property
     def structure(self) -> tuple[object, ...]:
         """What the steps of a pass follow from: who has some of what, how much or little it may be."""
-        stages = tuple((stage.layers, stage.heads.taking, stage.columns.taking, stage.rows) for stage in self.stages)
+        stages = tuple(stage.structure for stage in self.stages)
         return stages, self.words.taking, self.two_steps_from, self.rows_from, self.sequences
 
     def check(self, model: Decoder, ranks: int) -> None:
@@ -148,28 +153,8 @@ class DecoderPlan:
             last = self.stages[-1].layers.stop
             raise InfeasiblePlanError(f"the stages end at layer {last}, {model.name} has {len(model.layers)}")
         for number, stage in enumerate(self.stages):
-            layers = model.layers[stage.layers.slice]
-            for what, partition, totals in (
-                ("heads", stage.heads, {layer.attention.heads for layer in layers}),
-                ("columns", stage.columns, {layer.mlp.ffn for layer in layers}),
-            ):
-                if len(partition) != ranks:
-                    raise InfeasiblePlanError(f"stage {number}: {what} of {len(partition)} devices, not of {ranks}")
-                if totals != {partition.total}:
-                    has = ", ".join(map(str, sorted(totals)))
-                    raise InfeasiblePlanError(f"stage {number}: {partition.total} {what}, {model.name} has {has}")
+            self._check_shares(model, number, stage)
             self._check_rows(number, stage)
-            unit = head_unit(layers[0].attention, self.precision)
-            for what, partition, of in (
-                ("heads", stage.heads, unit),
-                ("columns", stage.columns, column_unit(self.precision)),
-            ):
-                for span in partition:
-                    if span.size and (span.start % of or (span.stop % of and span.stop != partition.total)):
-                        raise InfeasiblePlanError(
-                            f"stage {number}: {what} {span.start} to {span.stop} are cut within {of}, "
-                            f"of which {self.precision} makes blocks of {BLOCK}"
-                        )
         if len(self.words) != ranks or self.words.total != model.vocab:
             raise InfeasiblePlanError(f"{self.words.total} words, {model.name} has {model.vocab}")
         idle = [rank for rank, words in enumerate(self.words) if words.size and rank not in self.stages[-1].ranks]
@@ -177,6 +162,27 @@ class DecoderPlan:
             raise InfeasiblePlanError(f"{self.devices[idle[0]]} has words, and no share of the last stage")
         if not 1 <= self.context <= model.positions:
             raise InfeasiblePlanError(f"a context of {self.context} tokens, {model.name} has {model.positions}")
+
+    def _check_shares(self, model: Decoder, number: int, stage: DecoderStage) -> None:
+        kinds, ranks = dict.fromkeys(chain(*model.layers[stage.layers.slice])), len(self.devices)
+        for axis in dict.fromkeys((*stage.shares, *(kind.axis for kind in kinds))):
+            own = [kind for kind in kinds if kind.axis == axis]
+            if not own or axis not in stage.shares:
+                which = f"{model.name} has no" if axis in stage.shares else "there are no"
+                raise InfeasiblePlanError(f"stage {number}: {which} {axis}")
+            partition, totals = stage.shares[axis], {total_of(kind, model.stream) for kind in own}
+            if len(partition) != ranks:
+                raise InfeasiblePlanError(f"stage {number}: {axis} of {len(partition)} devices, not of {ranks}")
+            if totals != {partition.total}:
+                has = ", ".join(map(str, sorted(totals)))
+                raise InfeasiblePlanError(f"stage {number}: {partition.total} {axis}, {model.name} has {has}")
+            unit = math.lcm(*(cut_unit(kind, model.stream, self.precision) for kind in own))
+            for span in partition:
+                if span.size and (span.start % unit or (span.stop % unit and span.stop != partition.total)):
+                    raise InfeasiblePlanError(
+                        f"stage {number}: {axis} {span.start} to {span.stop} are cut within {unit}, "
+                        f"of which {self.precision} makes blocks of {BLOCK}"
+                    )
 
     def _check_rows(self, number: int, stage: DecoderStage) -> None:
         if not stage.rows:
@@ -186,21 +192,39 @@ class DecoderPlan:
         idle = [rank for rank, own in enumerate(stage.rows) if own and rank not in stage.ranks]
         if idle or not any(stage.rows):
             who = self.devices[idle[0]] if idle else "nobody"
-            raise InfeasiblePlanError(f"stage {number}: {who} has rows: who has some must have heads or columns")
+            raise InfeasiblePlanError(f"stage {number}: {who} has rows: who has some must have a share of the stage")
         if self.rows_from < ROWS_BY_MPI:
             raise InfeasiblePlanError(f"rows_from is {self.rows_from}, must be {ROWS_BY_MPI} rows at least")
 
 
-def head_unit(attention: Attention, precision: str | Precision) -> int:
-    """Return the query heads between which a cut may be: those of whole blocks of the output's summed axis."""
-    if precision in (FLOAT32, "float32"):
+def cut_unit(kind: BlockKind, stream: Residual, precision: str) -> int:
+    """Return the units of a block's axis between which a cut may be: those of whole blocks of what is summed over."""
+    if precision == "float32":
         return 1
-    return BLOCK // math.gcd(BLOCK, attention.head_dim)
+    summed = [own for own in tensors_of(kind, stream).values() if own.axis == kind.axis and own.weight.summed == 0]
+    return math.lcm(*(BLOCK // math.gcd(BLOCK, own.shape[0] // own.units) for own in summed))
 
 
-def column_unit(precision: str | Precision) -> int:
-    """Return the columns of the MLP between which a cut may be."""
-    return 1 if precision in (FLOAT32, "float32") else BLOCK
+def totals_of(model: Decoder, layers: Span) -> dict[str, int]:
+    """Return of every axis along which blocks of some layers are cut how many units there are, in order of the blocks.
+
+    Where layers differ it is the first one that says so; `DecoderPlan.check` refuses others beside it in a stage.
+    """
+    found: dict[str, int] = {}
+    for kind in chain(*model.layers[layers.slice]):
+        found.setdefault(kind.axis, total_of(kind, model.stream))
+    return found
+
+
+def all_on(rank: int, ranks: int, total: int) -> Partition:
+    """Return the partition of which one rank has all."""
+    return Partition.of_counts([total * (other == rank) for other in range(ranks)])
+
+
+def stage_on(model: Decoder, layers: Span, rank: int, ranks: int) -> DecoderStage:
+    """Return the stage of a device alone."""
+    totals = totals_of(model, layers).items()
+    return DecoderStage(layers, {axis: all_on(rank, ranks, total) for axis, total in totals})
 
 
 def whole_on(model: Decoder, devices: tuple[str, ...], rank: int, **facts: object) -> DecoderPlan:
@@ -208,10 +232,5 @@ def whole_on(model: Decoder, devices: tuple[str, ...], rank: int, **facts: objec
     ranks = len(devices)
     if not 0 <= rank < ranks:
         raise HeptiError(f"there is no rank {rank} of {ranks}")
-
-    def alone(total: int) -> Partition:
-        return Partition.of_counts([total * (other == rank) for other in range(ranks)])
-
-    layer = model.layers[0]
-    stage = DecoderStage(Span(0, len(model.layers)), alone(layer.attention.heads), alone(layer.mlp.ffn))
-    return DecoderPlan("single", devices, (stage,), alone(model.vocab), **facts)  # type: ignore[arg-type]
+    stage = stage_on(model, Span(0, len(model.layers)), rank, ranks)
+    return DecoderPlan("single", devices, (stage,), all_on(rank, ranks, model.vocab), **facts)  # type: ignore[arg-type]

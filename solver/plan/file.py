@@ -24,9 +24,8 @@ from solver.model.blocks import Cut
 from solver.model.convnet import ConvNet
 from solver.model.decoder import Decoder
 from solver.model.kinds.attention import CACHES, Attention
-from solver.model.kinds.mlp import Mlp
+from solver.model.kinds.every import KINDS
 from solver.model.kinds.weight import PRECISIONS
-from solver.model.spec import KINDS
 from solver.plan import old_files
 from solver.plan.decoder_plan import ROWS_BY_MPI, WIRES, DecoderPlan, DecoderPrediction, DecoderStage
 from solver.plan.fields import Amounts, PlanFields, parsed, read_with
@@ -284,10 +283,13 @@ def _language_model(plan: PlanFields, model: Decoder | None) -> DecoderPlan:
 
 
 def _decoder_stage(run: PlanFields, crew: Sequence[str], devices: Sequence[str]) -> DecoderStage:
-    run.only("layers", Attention.name, Mlp.name, "rows")
-    heads, columns = (_shared(run.sub(kind.name), kind.inner_key, crew, devices) for kind in (Attention, Mlp))
+    run.only("layers", *KINDS, "rows")
+    named = {KINDS[name].axis: name for name in run.table if name in KINDS}
+    if not named:
+        raise run.error(f"there is no block: write what its layers consist of, of {', '.join(KINDS)}")
+    shares = {axis: _shared(run.sub(name), axis, crew, devices) for axis, name in named.items()}
     rows = _over(devices, crew, run.numbers("rows", len(crew))) if "rows" in run else ()
-    return DecoderStage(run.span("layers"), heads, columns, rows)
+    return DecoderStage(run.span("layers"), shares, rows)
 
 
 def _shared(entry: PlanFields, axis: str, crew: Sequence[str], devices: Sequence[str]) -> Partition:

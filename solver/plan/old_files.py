@@ -11,7 +11,7 @@ from typing import Any
 
 from solver.base.errors import HeptiError
 from solver.base.spans import Partition
-from solver.model.spec import KINDS
+from solver.model.kinds.every import KINDS
 from solver.plan.fields import PlanFields
 
 FORMAT = "hepti-plan/1"

@@ -15,7 +15,8 @@ from typing import Any
 from solver.base.errors import HeptiError, InfeasiblePlanError
 from solver.base.spans import Partition, Span
 from solver.model.blocks import Block, Cut
-from solver.model.spec import KINDS, ModelSpec, Run
+from solver.model.kinds.every import KINDS
+from solver.model.spec import ModelSpec, Run
 from solver.model.sublayers import HALVES
 from solver.plan.routes import Route
 

@@ -11,7 +11,7 @@ from solver.base.spans import Partition, Span
 from solver.model.blocks import Cut
 from solver.model.convnet import ConvNet
 from solver.model.decoder import Decoder
-from solver.model.spec import KINDS
+from solver.model.kinds.every import KINDS
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.plan.file import FORMAT, OF_LANGUAGE_MODELS, SEGMENT_CUTS, AnyPlan, parts_of_one
 from solver.plan.plan import BlockPlan, Plan, Stage, cut_word
@@ -99,13 +99,12 @@ def _segment(segment: Segment, net: ConvNet | None) -> dict[str, Any]:
 
 
 def _decoder_stages(plan: DecoderPlan) -> list[dict[str, Any]]:
-    tables = []
+    tables, named = [], {kind.axis: name for name, kind in KINDS.items()}
     for stage in plan.stages:
         crew = _crew(plan, stage)
         run = {
             "layers": _ends(stage.layers),
-            "attention": {"cut": "heads", "heads": _of(crew, stage.heads.counts)},
-            "mlp": {"cut": "columns", "columns": _of(crew, stage.columns.counts)},
+            **{named[axis]: {"cut": axis, axis: _of(crew, own.counts)} for axis, own in stage.shares.items()},
             **({"rows": _of(crew, stage.rows)} if stage.rows else {}),
         }
         devices = _of(crew, plan.devices)
@@ -120,7 +119,8 @@ def _whole(shares: Sequence[float], counts: Sequence[float]) -> list[float]:
 
 def _crew(plan: DecoderPlan, stage: DecoderStage) -> list[int]:
     """Return the ranks that have anything of a stage; of the last one also those that have words."""
-    numbers = [stage.heads.counts, stage.columns.counts, stage.rows, plan.words.counts * (stage is plan.stages[-1])]
+    shares = [own.counts for own in stage.shares.values()]
+    numbers = [*shares, stage.rows, plan.words.counts * (stage is plan.stages[-1])]
     return [rank for rank in range(len(plan.devices)) if any(own[rank] for own in numbers if own)]
 
 

@@ -1,19 +1,20 @@
 """The plan within a stage of a language model as an integer program: who takes part, with how many units of what.
 
 Units are query heads, mostly those of a whole group that shares keys and values, blocks of columns, and words. With k
-over heads, columns and words, i over the devices, U_k the units that there are; f over the phases, the two halves of
-the layers for a token and for a prompt, and the head, omega_f how often each is in an answer; a and b the lines whose
-maximum is a device's seconds over its units (the lower hull of its curve, sending its summand included):
+over the axes along which blocks are cut, mostly heads and columns, and words, i over the devices, U_k the units that
+there are; f over the phases, the blocks of every axis for a token and for a prompt, and the head, omega_f how often
+each is in an answer; a and b the lines whose maximum is a device's seconds over its units (the lower hull of its curve,
+sending its summand included):
 
     minimise    sum_f omega_f T_f + X
     subject to  (C1)  sum_i u_ki = U_k
-                (C2)  u_ki <= U_k z_ki,  z_ki <= y_i,  z_words,i <= z_heads,i + z_columns,i
+                (C2)  u_ki <= U_k z_ki,  z_ki <= y_i,  z_words,i <= sum of the other z_ki
                 (C3)  sum_i y_i = n
                 (C4)  m_i y_i + sum_k (c_k z_ki + w_k u_ki) <= M_i            weights, cache, work
                 (C5)  T_f >= a z_ki + b u_ki              every line of i, k the units of f
                 (C6)  X >= x_i y_i,  X >= x_ij (y_i + y_j - 1)                narrow links i, j
-                (C7)  y_i >= y_j,  u_heads,i >= u_heads,j      i and j alike in all numbers, i before j
-                      u whole and not negative (columns and words of more than FEW: rounded), y and z 0 or 1
+                (C7)  y_i >= y_j,  u_0i >= u_0j                i and j alike in all numbers, i before j
+                      u whole and not negative (but for the first axis, of more than FEW: rounded), y and z 0 or 1
 
 T_f is the slowest device's compute, X the exchanges of an answer among n devices: x_i what they take that i is in.
 Every n is solved for, since what an exchange takes depends on it, and heads that are finer than groups for the best n
@@ -25,17 +26,19 @@ The objective is the seconds of an answer: omega is 1 for a prompt's phases, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import accumulate, groupby, pairwise
 
 import numpy as np
 
 from solver.base.spans import Partition, Span
 from solver.cluster.curves import Floats
-from solver.model.decoder import DecoderLayer
-from solver.plan.decoder_plan import DecoderPlan, DecoderStage, column_unit, head_unit
+from solver.model.blocks import BlockKind
+from solver.model.kinds.part import WORD
+from solver.plan.decoder_plan import DecoderPlan, DecoderStage, cut_unit, totals_of
 from solver.programs.integer import SharesProgram, least_answer
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.cost import (
@@ -51,25 +54,65 @@ from solver.schedule.decoders.cost import (
 from solver.schedule.decoders.memory import (
     FLOAT_BYTES,
     HELD,
-    attention_bytes,
+    block_bytes,
     cache_bytes,
-    mlp_bytes,
-    rank_memory,
-    words_bytes,
+    most_memory,
     work_bytes,
 )
 
-MOST_UNITS = 32  # of columns, and of words: finer ones are the descent's
+MOST_UNITS = 32  # of what is small and many: finer ones are the descent's
 WORDS = 32  # the least unit of words
-FEW = 16  # units of columns and words: of more they are rounded behind the program
+FEW = 16  # units of all axes but the first: of more they are rounded behind the program
 TIED = 0.99  # of the slowest device's seconds
 LINE = 1e-3  # of a curve's largest value: lines nearer than that are one
 
-Counts = tuple[tuple[int, ...], ...]  # query heads, columns and words of every device
+Counts = tuple[tuple[int, ...], ...]  # of every axis, words at last: units of every device
 Lines = Sequence[Sequence[tuple[float, float]]]  # of every device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SharedAxis:
+    """What a stage shares out along an axis.
+
+    Parameters
+    ----------
+    name
+        Of the axis.
+    kinds
+        The blocks that are cut along it, and in how many layers.
+    total
+        Units that there are.
+    least
+        Of how many units a share is made up.
+    group
+        How many are best given away together; 0: they are small, and many.
+    """
+
+    name: str
+    kinds: Sequence[tuple[BlockKind, int]]
+    total: int
+    least: int
+    group: int = 0
+
+    @property
+    def first(self) -> BlockKind:
+        """The first of its blocks."""
+        return self.kinds[0][0]
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks of the stage are cut along it."""
+        return sum(often for _, often in self.kinds)
+
+    def sizes(self) -> list[int]:
+        """Return of how many units one of the program may be, the largest first."""
+        if self.group:
+            return sorted({math.lcm(self.group, self.least), min(self.least, self.total)}, reverse=True)
+        many = -(-self.total // MOST_UNITS)
+        return [-(-many // self.least) * self.least or self.least]
+
+
+@dataclass(frozen=True, eq=False)
 class StageTask:
     """What is to be shared out.
 
@@ -89,23 +132,33 @@ class StageTask:
     layers: Span
     words: bool = True
 
-    @property
-    def totals(self) -> tuple[int, int, int]:
-        """Heads, columns and words."""
-        layer = self.s.model.layers[self.layers.start]
-        return layer.attention.heads, layer.mlp.ffn, self.s.model.vocab * self.words
+    @cached_property
+    def axes(self) -> list[SharedAxis]:
+        """What is shared out along which axis; words at last."""
+        model, precision = self.s.model, self.asked.precision
+        alike = [(layer, len(list(same))) for layer, same in groupby(model.layers[self.layers.slice])]
+        found = []
+        for axis, total in totals_of(model, self.layers).items():
+            kinds = [(kind, often) for layer, often in alike for kind in layer if kind.axis == axis]
+            least = math.lcm(*(cut_unit(kind, model.stream, precision) for kind, _ in kinds))
+            found.append(SharedAxis(axis, kinds, total, least, kinds[0][0].group))
+        return [*found, SharedAxis(WORD, [(model.head_block, 1)], model.vocab * self.words, WORDS)]
 
     @property
-    def kinds(self) -> list[tuple[DecoderLayer, int]]:
-        """Layers that are alike, and how many."""
-        return [(layer, len(list(alike))) for layer, alike in groupby(self.s.model.layers[self.layers.slice])]
+    def totals(self) -> tuple[int, ...]:
+        """Units of every axis."""
+        return tuple(axis.total for axis in self.axes)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the stage has: each ends with a sum."""
+        return sum(axis.blocks for axis in self.axes[:-1])
 
 
-def head_units(task: StageTask) -> tuple[int, ...]:
-    """Return of how many query heads a unit may be: a whole group, and where blocks allow it less."""
-    attention = task.s.model.layers[task.layers.start].attention
-    least = head_unit(attention, task.asked.precision)
-    return tuple(sorted({int(np.lcm(attention.group, least)), min(least, attention.heads)}, reverse=True))
+def unit_sizes(task: StageTask) -> list[tuple[int, ...]]:
+    """Return of how many units of every axis one of the program may be: whole groups, then less if blocks allow it."""
+    every = [axis.sizes() for axis in task.axes]
+    return list(dict.fromkeys((tuple(own[0] for own in every), tuple(own[-1] for own in every))))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,33 +168,33 @@ class ShareUnits:
     Parameters
     ----------
     sizes, counts
-        Of heads, columns and words: of how many a unit is, and U_k.
+        Of every axis: of how many of its units one of the program is, and U_k.
     token, prompt
-        Of heads and columns the lines of every device, in all layers: of a token, and of a prompt's chunks together.
+        Of every axis but words the lines of every device, in all layers: of a token, and of a prompt's chunks together.
     words
         The lines of every device.
     share_bytes, unit_bytes
         c_k and w_k.
     """
 
-    sizes: tuple[int, int, int]
+    sizes: tuple[int, ...]
     counts: tuple[int, ...]
-    token: tuple[Lines, Lines]
-    prompt: tuple[Lines, Lines]
+    token: Sequence[Lines]
+    prompt: Sequence[Lines]
     words: Lines
     share_bytes: tuple[float, ...]
     unit_bytes: tuple[float, ...]
 
 
-def units_of(task: StageTask, heads: int) -> ShareUnits:
-    """Count in units of so many query heads."""
-    sizes, asked = _sizes(task, heads), task.asked
-    counts = tuple(-(-total // size) for total, size in zip(task.totals, sizes, strict=True))
-    token = _lines(task, sizes, counts, [(1, asked.behind)])
-    prompt = _lines(task, sizes, counts, list(chunks(asked.prompt)))
-    words = [task.s.words_s(min(unit * sizes[2], task.totals[2])) for unit in range(1, counts[2] + 1)]
-    share, unit = zip(*_bytes(task, sizes), strict=True)
-    return ShareUnits(sizes, counts, token, prompt, _hulls(task, words), share, unit)
+def units_of(task: StageTask, sizes: tuple[int, ...]) -> ShareUnits:
+    """Count in units of these sizes."""
+    asked = task.asked
+    counts = tuple(-(-axis.total // size) for axis, size in zip(task.axes, sizes, strict=True))
+    of_axes = list(zip(task.axes, sizes, counts, strict=True))
+    *token, words = (_lines(task, *own, [(1, asked.behind)]) for own in of_axes)
+    prompt = [_lines(task, *own, list(chunks(asked.prompt))) for own in of_axes[:-1]]
+    share, unit = zip(*(_bytes(task, *own[:2]) for own in of_axes), strict=True)
+    return ShareUnits(sizes, counts, token, prompt, words, share, unit)
 
 
 def shares(
@@ -154,13 +207,6 @@ def shares(
     return tuple(_clipped(own, size, total) for own, size, total in zip(found, units.sizes, task.totals, strict=True))
 
 
-def _sizes(task: StageTask, heads: int) -> tuple[int, int, int]:
-    """Return the sizes of units: heads, columns and words."""
-    _, columns, words = (-(-total // MOST_UNITS) for total in task.totals)
-    block = column_unit(task.asked.precision)
-    return heads, -(-columns // block) * block, -(-words // WORDS) * WORDS or WORDS
-
-
 def _clipped(units: Sequence[int], size: int, total: int) -> tuple[int, ...]:
     """Return how many of `total` consecutive units of this size are; the last may not be full."""
     stops = [min(size * stop, total) for stop in accumulate(units, initial=0)]
@@ -168,23 +214,23 @@ def _clipped(units: Sequence[int], size: int, total: int) -> tuple[int, ...]:
 
 
 def _program(task: StageTask, ranks: int, units: ShareUnits) -> SharesProgram:
-    s, asked, layers = task.s, task.asked, task.layers.size
+    s, asked = task.s, task.asked
     tokens, prompt = _exchanges(task, ranks)
     sends, joins = np.stack([[own.before[i], own.wire[i] + own.after[i]] for i, own in enumerate(tokens)], axis=1)
     sends_prompt, joins_prompt = np.zeros((2, s.devices))
     for often, every in prompt:
         sends_prompt += often * np.array([own.before[i] for i, own in enumerate(every)])
         joins_prompt += often * np.array([own.wire[i] + own.after[i] for i, own in enumerate(every)])
-    back = [sent_over(s, [(rank, 0, CANDIDATE_BYTES)]) for rank in range(s.devices)]
-    candidates = np.array([float((own.before + own.wire + own.after).max()) for own in back])
+    candidates = np.array([sent_over(s, [(rank, 0, CANDIDATE_BYTES)]).longest_s for rank in range(s.devices)])
     # Candidates go back when the slowest has them: what that takes is a phase of its own.
-    phases = [(2, 1.0 + asked.tokens, lines) for lines in (units.words, [[(own, 0.0)] for own in candidates.tolist()])]
-    for k in (0, 1):
-        phases.append((k, float(asked.tokens), _later(units.token[k], layers * sends)))
-        phases.append((k, 1.0, _later(units.prompt[k], layers * sends_prompt)))
-    own = work_bytes(s.model, ranks, 0, 0, asked.context)
+    back = [[(own, 0.0)] for own in candidates.tolist()]
+    phases = [(len(units.token), 1.0 + asked.tokens, lines) for lines in (units.words, back)]
+    for k, (axis, token, prompts) in enumerate(zip(task.axes, units.token, units.prompt, strict=False)):
+        phases.append((k, float(asked.tokens), _later(token, axis.blocks * sends)))
+        phases.append((k, 1.0, _later(prompts, axis.blocks * sends_prompt)))
+    own = work_bytes(s.model, asked, 0, 0, shared=int(ranks > 1))
     return SharesProgram(
-        units.counts, phases, 2 * layers * (asked.tokens * joins + joins_prompt), list(_pairs(task, ranks)),
+        units.counts, phases, task.blocks * (asked.tokens * joins + joins_prompt), list(_pairs(task, ranks)),
         task.room, np.full(s.devices, float(own)), units.share_bytes, units.unit_bytes,
     )  # fmt: skip
 
@@ -193,31 +239,17 @@ def _later(lines: Lines, seconds: Floats) -> Lines:
     return [[(a + later, b) for a, b in own] for own, later in zip(lines, seconds.tolist(), strict=True)]
 
 
-def _lines(
-    task: StageTask, sizes: Sequence[int], counts: Sequence[int], passes: Sequence[tuple[int, int]]
-) -> tuple[Lines, Lines]:
-    """Return the lines of heads and of columns on every device, in all layers of passes of (rows, behind)."""
-    s = task.s
+def _lines(task: StageTask, axis: SharedAxis, size: int, count: int, passes: Sequence[tuple[int, int]]) -> Lines:
+    """Return the lines of an axis on every device, in all of its blocks and passes of (rows, behind)."""
 
-    def attends(unit: int) -> Floats:
-        heads, found = min(unit * sizes[0], task.totals[0]), np.zeros(s.devices)
-        for layer, often in task.kinds:
+    def seconds(unit: int) -> Floats:
+        share, found = min(unit * size, axis.total), np.zeros(task.s.devices)
+        for kind, often in axis.kinds:
             for rows, behind in passes:
-                found += often * s.attention_s(layer.attention, heads, rows, behind)
+                found += often * task.s.kind_s(kind, share, rows, behind)
         return found
 
-    def computes(unit: int) -> Floats:
-        columns, found = min(unit * sizes[1], task.totals[1]), np.zeros(s.devices)
-        for layer, often in task.kinds:
-            for rows, _ in passes:
-                found += often * s.mlp_s(layer.mlp, columns, rows)
-        return found
-
-    heads, columns = (
-        _hulls(task, [seconds(unit) for unit in range(1, count + 1)])
-        for count, seconds in zip(counts, (attends, computes), strict=False)
-    )
-    return heads, columns
+    return _hulls(task, [seconds(unit) for unit in range(1, count + 1)])
 
 
 def _hulls(task: StageTask, seconds: Sequence[Floats]) -> Lines:
@@ -248,40 +280,34 @@ def hull(seconds: Floats) -> list[tuple[float, float]]:
     return found
 
 
-def _bytes(task: StageTask, sizes: Sequence[int]) -> Iterator[tuple[float, float]]:
-    """Yield what a share of heads, columns and words takes beside its units, and what a unit does.
+def _bytes(task: StageTask, axis: SharedAxis, size: int) -> tuple[float, float]:
+    """Return what a share of an axis takes beside its units, and what a unit of this size does.
 
     Of less than a group it is counted as if the share began and ended within groups, at the worst.
     """
-    model, asked = task.s.model, task.asked
-    held = HELD[asked.precision]
+    model, asked, total = task.s.model, task.asked, axis.total
     rows, tokens = min(CHUNK_ROWS, asked.context), asked.context * asked.sequences
+    rows = 1 if axis.name == WORD else rows
+    within = bool(axis.group and size % axis.group)
 
-    def heads(count: int) -> int:
-        taken = 0
-        for layer, often in task.kinds:
-            own = layer.attention
-            cut = sizes[0] % own.group and 2
-            kv = min(own.kv_span(Span(0, count)).size + (cut and 1), own.kv_heads)
-            taken += often * attention_bytes(model, own, count, kv, held)
-            taken += often * cache_bytes(own, kv, asked.cache, tokens)
-        own = task.kinds[0][0].attention
-        return taken + FLOAT_BYTES * rows * (count + 2 * own.kv_span(Span(0, count)).size) * own.head_dim
+    def taken(count: int) -> int:
+        found = FLOAT_BYTES * rows * axis.first.made_columns(axis.first.units(Span(0, count)))
+        for kind, often in axis.kinds:
+            whole = kind.units(Span(0, total))
+            units = {
+                name: own if name == axis.name else min(own + within, whole[name])
+                for name, own in kind.units(Span(0, count)).items()
+            }
+            found += often * block_bytes(model, kind, units, HELD[asked.precision])
+            found += often * cache_bytes(kind, units, asked.cache, tokens)
+        return found
 
-    def columns(count: int) -> int:
-        taken = sum(often * mlp_bytes(model, layer.mlp, count, held) for layer, often in task.kinds)
-        return taken + FLOAT_BYTES * rows * (1 + task.kinds[0][0].mlp.gated) * count
-
-    def words(count: int) -> int:
-        return words_bytes(model, count, held) + FLOAT_BYTES * count
-
-    for total, size, taken in zip(task.totals, sizes, (heads, columns, words), strict=True):
-        one, every = taken(min(size, total)), taken(total)
-        units = max(-(-total // size), 1)
-        slope = (every - one) / (units - 1) if units > 1 else float(every)
-        # The line through one and all; where steps are whole groups, a share may take more than it by one of them.
-        above = max((taken(min(unit * size, total)) - slope * unit for unit in range(1, units + 1)), default=0.0)
-        yield max(above, 0.0), slope
+    one, every = taken(min(size, total)), taken(total)
+    units = max(-(-total // size), 1)
+    slope = (every - one) / (units - 1) if units > 1 else float(every)
+    # The line through one and all; where steps are whole groups, a share may take more than it by one of them.
+    above = max((taken(min(unit * size, total)) - slope * unit for unit in range(1, units + 1)), default=0.0)
+    return max(above, 0.0), slope
 
 
 def _exchanges(task: StageTask, ranks: int) -> tuple[list[SumTimes], list[tuple[int, list[SumTimes]]]]:
@@ -307,7 +333,7 @@ def _pairs(task: StageTask, ranks: int) -> Iterator[tuple[int, int, float]]:
         group = _with_widest(task, ranks, [one, other])
         seconds = asked.tokens * _longest(summed(s, group, group, 1))
         seconds += sum(_longest(summed(s, group, group, rows)) for rows, _ in chunks(asked.prompt))
-        yield one, other, 2 * task.layers.size * seconds
+        yield one, other, task.blocks * seconds
 
 
 def _with_widest(task: StageTask, ranks: int, some: list[int]) -> list[int]:
@@ -328,7 +354,7 @@ def _counted(values: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def descend(
-    task: StageTask, price: Callable[[Counts], float], counts: Counts, heads: int, *, leaves: bool = True
+    task: StageTask, price: Callable[[Counts], float], counts: Counts, sizes: tuple[int, ...], *, leaves: bool = True
 ) -> Counts:
     """Move units between devices as long as that makes a plan cheaper: coarse ones, then finer ones, or a whole share.
 
@@ -339,12 +365,12 @@ def descend(
     ----------
     price
         Of counts.
-    heads
-        Query heads of a unit.
+    sizes
+        As of `unit_sizes`; what is small and many is moved in finer ones at last.
     leaves
         Whether whole shares are moved.
     """
-    finest = heads, column_unit(task.asked.precision), WORDS
+    finest = [size if axis.group else axis.least for axis, size in zip(task.axes, sizes, strict=True)]
     units = [[-(-count // size) for count in own] for own, size in zip(counts, finest, strict=True)]
 
     def counted(changed: Sequence[Sequence[int]]) -> Counts:
@@ -360,7 +386,7 @@ def descend(
     counts = counted(units)
     best, k, taking = cost(counts), 0, _taking(counts)
     while k < len(units):
-        for givers, taker, moved in _moves(task, k, counts[k], finest, taking, leaves=leaves):
+        for givers, taker, moved in _moves(task, k, counts[k], (sizes[k], finest[k]), taking, leaves=leaves):
             own = list(units[k])
             for giver in givers:
                 own[giver] -= moved
@@ -398,10 +424,10 @@ def _may_help(now: tuple[float, float, float], then: tuple[float, float, float])
 
 
 def _moves(
-    task: StageTask, k: int, own: Sequence[int], finest: Sequence[int], takers: Sequence[int], *, leaves: bool
+    task: StageTask, k: int, own: Sequence[int], sizes: tuple[int, int], takers: Sequence[int], *, leaves: bool
 ) -> Iterator[tuple[tuple[int, ...], int, int]]:
     """Yield what of k may be moved: from whom to whom, and how many units of each; the least share whole."""
-    coarse, size = _sizes(task, finest[0])[k], finest[k]
+    coarse, size = sizes
     having = [rank for rank in takers if own[rank]]
     if not having:
         return
@@ -417,7 +443,7 @@ def _moves(
 
 
 def _slowest(task: StageTask, k: int, own: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield who takes longest for these heads, columns or words, in a token's pass and in that of a prompt's end.
+    """Yield who takes longest for these shares of an axis, in a token's pass and in that of a prompt's end.
 
     That is one device, and where others take as long all of these together.
     """
@@ -429,35 +455,41 @@ def _slowest(task: StageTask, k: int, own: Sequence[int]) -> Iterator[tuple[int,
 
 
 def _of_token(task: StageTask, k: int, own: Sequence[int], rows: int, behind: int) -> Floats:
-    """Return the seconds of these heads, columns or words in a pass, [p], of the first layer or of the head."""
-    s, layer, seconds = task.s, task.s.model.layers[task.layers.start], np.zeros(task.s.devices)
+    """Return the seconds of shares of an axis in a pass, [p], of its first block; of words in that of one row."""
+    axis, seconds = task.axes[k], np.zeros(task.s.devices)
+    passing = (1,) if axis.name == WORD else (rows, behind)
     for rank, count in enumerate(own):
-        if count and k == 0:
-            seconds[rank] = s.attention_s(layer.attention, count, rows, behind)[rank]
-        elif count:
-            seconds[rank] = (s.mlp_s(layer.mlp, count, rows) if k == 1 else s.words_s(count))[rank]
+        if count:
+            seconds[rank] = task.s.kind_s(axis.first, count, *passing)[rank]
     return seconds
 
 
 def one_stage(task: StageTask, devices: tuple[str, ...], counts: Counts, system: str = "") -> DecoderPlan:
     """Return the plan of one stage with these counts."""
-    heads, columns, words = map(Partition.of_counts, counts)
-    asked, stages = task.asked, (DecoderStage(task.layers, heads, columns),)
+    stage, words = stage_of(task, counts)
+    asked = task.asked
     return DecoderPlan(
-        system, devices, stages, words,
+        system, devices, (stage,), words,
         wire=asked.wire, precision=asked.precision, cache=asked.cache,
-        context=asked.context, sequences=asked.sequences, two_steps_from=two_steps_from(task.s, stages),
+        context=asked.context, sequences=asked.sequences, two_steps_from=two_steps_from(task.s, (stage,)),
     )  # fmt: skip
+
+
+def stage_of(task: StageTask, counts: Counts) -> tuple[DecoderStage, Partition]:
+    """Return the stage of these counts, and the words."""
+    *shares, words = map(Partition.of_counts, counts)
+    names = (axis.name for axis in task.axes)
+    return DecoderStage(task.layers, dict(zip(names, shares, strict=False))), words
 
 
 def best_shares(task: StageTask, devices: tuple[str, ...]) -> DecoderPlan | None:
     """Return the best plan of one stage; None where memory has no room for any."""
-    price, (groups, *finer) = partial(_seconds, task, devices), head_units(task)
+    price, (groups, *finer) = partial(_seconds, task, devices), unit_sizes(task)
     able = int((task.room > 0).sum())
-    found: list[tuple[float, int, int, Counts]] = []
+    found: list[tuple[float, int, tuple[int, ...], Counts]] = []
 
-    def solve(counts_of_ranks: range, heads: int) -> None:
-        units = units_of(task, heads)
+    def solve(counts_of_ranks: range, sizes: tuple[int, ...]) -> None:
+        units = units_of(task, sizes)
         many = min(units.counts[1:]) > FEW
         for ranks in counts_of_ranks:
             below_s = min(found)[0] if found else np.inf
@@ -466,28 +498,28 @@ def best_shares(task: StageTask, devices: tuple[str, ...]) -> DecoderPlan | None
                 if counts is None:
                     break
                 if np.isfinite(seconds := price(counts)):
-                    found.append((seconds, ranks, heads, counts))
+                    found.append((seconds, ranks, sizes, counts))
                     break
 
     solve(range(1, able + 1), groups)
-    for heads in finer:
+    for sizes in finer:
         best = min(found)[1] if found else able
-        solve(range(best, min(best + 1, able) + 1), heads)
+        solve(range(best, min(best + 1, able) + 1), sizes)
     if not found:
         return None
-    _, _, heads, counts = min(found)
-    sizes = list(dict.fromkeys((heads, *finer)))
-    for size in sizes:
-        counts = descend(task, price, counts, size, leaves=size == sizes[-1])
+    _, _, sizes, counts = min(found)
+    every = list(dict.fromkeys((sizes, *finer)))
+    for sizes in every:
+        counts = descend(task, price, counts, sizes, leaves=sizes == every[-1])
     return one_stage(task, devices, counts)
 
 
 def _seconds(task: StageTask, devices: tuple[str, ...], counts: Counts) -> float:
     """Return the seconds of an answer; infinite where that cannot be, for memory or as words need a share beside."""
     plan = one_stage(task, devices, counts)
-    needs = rank_memory(task.s.model, plan)
+    needs = most_memory(task.s.model, plan)
     taking = plan.stages[0].ranks
-    if any(words and rank not in taking for rank, words in enumerate(counts[2])):
+    if any(words and rank not in taking for rank, words in enumerate(counts[-1])):
         return np.inf
     if any(needs[rank].total - needs[rank].embedding > task.room[rank] for rank in taking):
         return np.inf

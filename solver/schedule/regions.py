@@ -66,6 +66,12 @@ def overlaps(have: Region, want: Region) -> Lengths:
     return np.asarray(np.multiply.reduce(found))
 
 
+def box_of(region: Region, axes: tuple[str, ...], rank: int) -> Box:
+    """Return a rank's box under the first of the plans."""
+    spans = (region[axis][0, rank].tolist() for axis in axes)
+    return Box(tuple(Span(start, max(start, stop)) for start, stop in spans))
+
+
 def boxes(region: Region, axes: tuple[str, ...], plan: int = 0) -> list[Box]:
     """Return every rank's box under one of the plans."""
     own = [region[axis][plan].tolist() for axis in axes]

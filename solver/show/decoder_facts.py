@@ -61,8 +61,9 @@ class ComparedDecoder(ComparedSystem):
 def priced_decoder(model: Decoder, cluster: Cluster, plan: DecoderPlan, asked: TokenRequest) -> PricedDecoder:
     """Price a plan, whether or not memory suffices."""
     s = setting_of(model, cluster, plan)
-    plan = predicted(s, plan, asked.prompt, asked.behind)
-    return PricedDecoder(model, cluster, plan, price_pass(s, plan, 1, asked.behind), rank_memory(model, plan))
+    memory = rank_memory(model, plan)
+    plan = predicted(s, plan, memory, asked.prompt, asked.behind)
+    return PricedDecoder(model, cluster, plan, price_pass(s, plan, 1, asked.behind), memory)
 
 
 def decoder_systems(cluster: Cluster) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from solver.base.phrases import counted, ms
 from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.decoder import Decoder
+from solver.model.kinds.part import KV
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.plan.writing import plan_table
 from solver.schedule.decoders.asked import TokenRequest
@@ -22,6 +24,8 @@ from solver.show.decoder_facts import ComparedDecoder, PricedDecoder
 from solver.show.network_tables import bar, legend
 from solver.show.plan_tables import MOST_LISTED
 from solver.show.system_tables import print_notes
+
+_WITH_KEYS = "with keys\nof"
 
 
 def decoder_title(model: Decoder, asked: TokenRequest) -> str:
@@ -58,21 +62,29 @@ def print_decoder(console: Console, found: PricedDecoder) -> None:
 
 
 def _shares(found: PricedDecoder, listed: Sequence[int]) -> Table:
-    headings = ("device", "layers", "heads", "with keys\nof", "columns", "words")
+    own = {
+        rank: [(_layers(stage), _units(found.model, stage, rank)) for stage in found.plan.stages if rank in stage.ranks]
+        for rank in listed
+    }
+    axes = list(dict.fromkeys(axis for stages in own.values() for _, units in stages for axis in units))
+    headings = ("device", "layers", *(_WITH_KEYS if axis == KV else axis for axis in axes), "words")
     table = new_table("who has what", *headings, words=2)
-    for rank in listed:
-        stages = [stage for stage in found.plan.stages if rank in stage.ranks]
+    for rank, stages in own.items():
         words = str(found.plan.words[rank].size or "-")
-        if not stages:
-            table.add_row(found.plan.devices[rank], "-", "-", "-", "-", words)
-        for stage in stages:
-            heads = stage.heads[rank]
-            kv = found.model.layers[stage.layers.start].attention.kv_span(heads).size
-            table.add_row(
-                found.plan.devices[rank], _layers(stage),
-                *(str(number or "-") for number in (heads.size, kv, stage.columns[rank].size)), words,
-            )  # fmt: skip
+        for layers, units in stages or [("-", dict[str, int]())]:
+            table.add_row(found.plan.devices[rank], layers, *(str(units.get(axis) or "-") for axis in axes), words)
     return table
+
+
+def _units(model: Decoder, stage: DecoderStage, rank: int) -> dict[str, int]:
+    """Return how many units of every axis a rank has of the blocks of a stage."""
+    kinds = dict.fromkeys(chain(*model.layers[stage.layers.slice]))
+    first = {kind.axis: kind for kind in reversed(kinds)}
+    return {
+        axis: number
+        for kind in kinds if first[kind.axis] is kind
+        for axis, number in kind.units(stage.shares[kind.axis][rank]).items()
+    }  # fmt: skip
 
 
 def _layers(stage: DecoderStage) -> str:
@@ -200,11 +212,11 @@ def _entry(entry: ComparedDecoder) -> dict[str, Any]:
 
 
 def print_shares_map(console: Console, found: PricedDecoder) -> None:
-    """Print who has which heads, columns and words of every stage, from the first, on the left, to the last."""
+    """Print who has what share of every stage, from the first, on the left, to the last."""
     rows: list[tuple[str, str, Sequence[float]]] = [
-        (_layers(stage), f"{partition.total} {what}", partition.counts)
+        (_layers(stage), f"{partition.total} {axis}", partition.counts)
         for stage in found.plan.stages
-        for what, partition in (("heads", stage.heads), ("columns", stage.columns))
+        for axis, partition in stage.shares.items()
     ]
     rows += [(_layers(stage), "prompts' rows", stage.rows) for stage in found.plan.stages if stage.rows]
     rows.append(("", f"{found.plan.words.total} words", found.plan.words.counts))

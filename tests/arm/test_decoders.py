@@ -12,8 +12,9 @@ import pytest
 
 from solver.base.spans import Partition, Span, largest_remainder
 from solver.model.kinds.attention import CACHES
+from solver.model.kinds.part import FFN, HEAD
 from solver.model.kinds.weight import PRECISIONS
-from solver.plan.decoder_plan import DecoderPlan, DecoderStage, column_unit, head_unit
+from solver.plan.decoder_plan import DecoderPlan, DecoderStage, cut_unit
 from solver.plan.writing import plan_to_json
 from tests import sweeps
 from tests.arm.conftest import board
@@ -81,9 +82,10 @@ def plan_for(model, boards, precision, cache):
         stops = np.cumsum(largest_remainder(SHARES[: len(boards)], -(-total // unit))) * unit
         return Partition.of_counts(np.diff(np.minimum(stops, total), prepend=0).tolist())
 
-    layer = model.layers[0]
-    heads = cut(layer.attention.heads, head_unit(layer.attention, precision))
-    stage = DecoderStage(Span(0, len(model.layers)), heads, cut(layer.mlp.ffn, column_unit(precision)))
+    attention, mlp = model.layers[0]
+    units = (cut_unit(kind, model.stream, precision) for kind in (attention, mlp))
+    shares = {HEAD: cut(attention.heads, next(units)), FFN: cut(mlp.ffn, next(units))}
+    stage = DecoderStage(Span(0, len(model.layers)), shares)
     facts = {"precision": precision, "cache": cache, "context": 32}
     return DecoderPlan("test", boards, (stage,), cut(model.vocab), **facts)
 

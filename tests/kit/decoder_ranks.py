@@ -1,6 +1,7 @@
 """A language model over the ranks of a test, by a plan with shares of any size."""
 
 from dataclasses import replace
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from hepti_mpi.engine.load import WeightsSource
 from hepti_mpi.kernels.backends import ONNXRUNTIME
 from hepti_mpi.program.share import Share
 from solver.base.spans import Partition, Span, largest_remainder
-from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderStage, column_unit, head_unit
+from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderStage, cut_unit, totals_of
 from solver.plan.plan import Wire
 from solver.schedule.decoders.passes import DecoderPasses
 
@@ -41,14 +42,11 @@ def random_plan(world, model, rng, *, stages=1, rows_from=0, **facts):
 
     precision = facts.get("precision", "float32")
     edges = [len(model.layers) * number // stages for number in range(stages + 1)]
-    layer = model.layers[0]
+    units = {kind.axis: cut_unit(kind, model.stream, precision) for kind in chain(*model.layers)}
+    layers = [Span(*ends) for ends in pairwise(edges)]
     made = tuple(
-        DecoderStage(
-            Span(edges[n], edges[n + 1]),
-            cut(layer.attention.heads, n, head_unit(layer.attention, precision)),
-            cut(layer.mlp.ffn, n, column_unit(precision)),
-        )
-        for n in range(stages)
+        DecoderStage(own, {axis: cut(total, n, units[axis]) for axis, total in totals_of(model, own).items()})
+        for n, own in enumerate(layers)
     )
     if rows_from:
         made = tuple(replace(own, rows=row_parts(own.ranks)) for own in made)

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.base.spans import Span
-from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
+from solver.base.spans import Partition, Span
+from solver.model.decoder import Decoder, decoder_tensors, named_blocks
 from solver.model.kinds.attention import Attention, Rope
 from solver.model.kinds.mlp import Mlp
+from solver.model.kinds.part import FFN, HEAD
 from tests.kit.in_memory import InMemory
 
 
@@ -19,18 +20,16 @@ def frequencies(width, theta=10000.0):
 
 
 def small_model(name="small", layers=3, heads=6, kv_heads=2, d=24, hidden=40, ffn=96, vocab=50, **facts):
-    """Return a model; `facts` are of the decoder, `attention` and `mlp` of its halves, `windows` a layer's."""
+    """Return a model; `facts` are of the decoder, `attention` and `mlp` of its blocks, `windows` a layer's."""
     attention, mlp = facts.pop("attention", {}), facts.pop("mlp", {})
     windows = facts.pop("windows", [0] * layers)
     rope = None if facts.get("learned_positions") else Rope(frequencies=frequencies(attention.pop("turned", d)))
     return Decoder(
         name=name, hidden=hidden, vocab=vocab, positions=facts.pop("positions", 512),
         layers=tuple(
-            DecoderLayer(
-                attention=Attention(
-                    heads=heads, kv_heads=kv_heads, head_dim=d, rope=rope, window=window, **attention
-                ),
-                mlp=Mlp(ffn=ffn, **mlp),
+            (
+                Attention(heads=heads, kv_heads=kv_heads, head_dim=d, rope=rope, window=window, **attention),
+                Mlp(ffn=ffn, **mlp),
             )
             for window in windows
         ),
@@ -60,8 +59,8 @@ MODELS = {
 MODELS["smollm3"] = replace(
     MODELS["llama"],
     layers=tuple(
-        replace(layer, attention=replace(layer.attention, rope=layer.attention.rope if number != 1 else None))
-        for number, layer in enumerate(MODELS["llama"].layers)
+        (attention if number != 1 else replace(attention, rope=None), mlp)
+        for number, (attention, mlp) in enumerate(MODELS["llama"].layers)
     ),
 )
 
@@ -107,17 +106,17 @@ def logits(weights, tokens):
         return read(f"{name}/bias") if f"{name}/bias" in weights.arrays else 0.0
 
     for number, layer in enumerate(model.layers):
-        for half, compute in (("attention", _attention), ("mlp", _mlp)):
-            prefix = f"layers/{number}/{half}"
+        for name, kind in named_blocks(layer).items():
+            prefix = f"layers/{number}/{name}"
             rows = norm(x, f"{prefix}/norm") if model.pre_norms else x
-            made = compute(rows, prefix, getattr(layer, half), model, read, bias, weights.arrays)
+            made = BLOCKS[kind.name](rows, prefix, kind, model, read, bias)
             x = x + (norm(made, f"{prefix}/post_norm") if model.post_norms else made)
     found = norm(x, "final_norm") @ read(model.head).T
     cap = model.head_softcap
     return cap * np.tanh(found / cap) if cap else found
 
 
-def _attention(n, prefix, attention, model, read, bias, arrays):
+def _attention(n, prefix, attention, model, read, bias):
     S, d = len(n), attention.head_dim
     heads = {}
     for name in ("query", "key", "value"):
@@ -148,7 +147,7 @@ def _attention(n, prefix, attention, model, read, bias, arrays):
     return context @ read(f"{prefix}/output/weight") + bias(f"{prefix}/output")
 
 
-def _mlp(n, prefix, mlp, model, read, bias, arrays):
+def _mlp(n, prefix, mlp, model, read, bias):
     def up(name):
         return n @ read(f"{prefix}/{name}/weight").T + bias(f"{prefix}/{name}")
 
@@ -160,3 +159,11 @@ def _mlp(n, prefix, mlp, model, read, bias, arrays):
     if mlp.gated:
         inner = inner * up("up")
     return inner @ read(f"{prefix}/down/weight") + bias(f"{prefix}/down")
+
+
+BLOCKS = {Attention.name: _attention, Mlp.name: _mlp}  # what a block computes of normed rows
+
+
+def shares(heads, columns):
+    """Return who has what of a stage of attention and MLP."""
+    return {HEAD: Partition.of_counts(heads), FFN: Partition.of_counts(columns)}

@@ -12,7 +12,7 @@ from solver.plan.plan import BlockPlan, Plan, Stage, StreamLayout, layer_by_rows
 from solver.plan.routes import Route
 from tests.kit import reference
 from tests.kit.plans import like
-from weights.synthesize import synthetic_rows
+from weights.synthesize import encoder_spread, synthetic_rows
 
 TEXT = TextInput(vocab=97, positions=600, max_rows=600, token_types=2)
 POST = encoder("post", hidden=40, ffn=83, heads=5, layers=3, input=TEXT)
@@ -36,7 +36,10 @@ CUTS = [
 
 @cache
 def tensors_of(spec):
-    return {name: synthetic_rows(name, shape, Span(0, shape[0])) for name, shape in tensor_shapes(spec).items()}
+    return {
+        name: synthetic_rows(name, shape, Span(0, shape[0]), encoder_spread(spec, name, shape))
+        for name, shape in tensor_shapes(spec).items()
+    }
 
 
 @cache

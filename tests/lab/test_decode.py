@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
+from solver.model.decoder import Decoder, decoder_tensors
 from solver.model.kinds.attention import Attention, Rope
 from solver.model.kinds.mlp import Mlp
 from tests.launch.bench.test_decode import RECORDED
@@ -36,7 +36,7 @@ def llama(tmp_path):
     """Return a language model that peers can read."""
     rope = Rope(frequencies=(1.0, 0.1, 0.01, 0.001))
     attention = Attention(heads=4, kv_heads=4, head_dim=8, rope=rope)
-    layer = DecoderLayer(attention=attention, mlp=Mlp(ffn=32))
+    layer = attention, Mlp(ffn=32)
     model = Decoder(name="small", hidden=32, vocab=64, positions=128, layers=(layer,), tied=True)
     with DecoderWriter(tmp_path / "small.h5", model, "a test", "int4") as weights:
         for name, weight in decoder_tensors(model).items():

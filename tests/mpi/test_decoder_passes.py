@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 
+from hepti_mpi.comm.direct import Direct
+from hepti_mpi.comm.wires import EXACT
+from hepti_mpi.engine.load import WeightsSource
+from hepti_mpi.program.program import PassShape, Program
+from hepti_mpi.program.share import Share
 from solver.plan.plan import Wire
 from solver.schedule.decoders.cost import price_pass, setting_of
+from solver.schedule.decoders.memory import chunk_numbers
+from solver.schedule.decoders.passes import DecoderPasses
 from tests import sweeps
 from tests.kit.answers import boards
 from tests.kit.decoder_ranks import BACKENDS, on_ranks, random_plan
@@ -114,6 +121,26 @@ def test_bytes_that_are_sent_are_those_that_were_priced(wire, stages, rows, by_r
     at_work = sorted({rank for stage in plan.stages for rank in stage.ranks})
     priced = sum(step.repeats * step.sent for step in price_pass(s, plan, rows, 0).steps)
     assert sent[at_work].tolist() == priced[at_work].tolist()
+
+
+@pytest.mark.parametrize(
+    ("stages", "by_rows", "seed"), sized(sweeps.cycled(6, (1, 2, 3), (0, 8), sweeps.seeds(2, 20)), 3)
+)
+def test_memory_of_a_pass_is_that_which_was_priced(stages, by_rows, seed, world):
+    """Of every rank, to the byte, where numbers travel as they are; with what arrives."""
+    rng = np.random.default_rng([7, stages, seed])
+    weights = Weights(small_model(layers=5, hidden=64))
+    plan = random_plan(world, weights.model, rng, stages=stages, rows_from=by_rows)
+    direct, rows = Direct(world), plan.context
+    share = Share(DecoderPasses(weights.model, plan), world.rank)
+    WeightsSource(world, weights).complete(share.lacking())
+    program = Program(share, PassShape(0, 1, rows, 1), world, direct, EXACT)
+
+    program.run([0])
+
+    taken = world.on_all(lambda: program.taken_bytes)
+    direct.close()
+    assert taken == [4 * numbers for numbers in chunk_numbers(weights.model, plan)]
 
 
 @pytest.mark.parametrize("rows_from", [0, 16])

@@ -1,6 +1,11 @@
-"""A kind of block that only this test has, made by the steps of docs/architecture.md: planned, priced, and run."""
+"""Kinds of blocks that only this test has, made by the steps of docs/architecture.md: planned, priced, and run.
 
+One of an encoder, and one of a language model.
+"""
+
+import inspect
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -11,29 +16,42 @@ from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.layers import BlockKernels
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels.backends import backend
+from hepti_mpi.kernels.kinds.numpy_run import NUMBERS
+from hepti_mpi.kernels.kinds.runs import NODES
 from hepti_mpi.kernels.products import AddResidual, Linear, Norm
+from hepti_mpi.measure.random_decoder import RandomDecoder
 from solver.base.spans import Partition
 from solver.cluster.curves import Kernel
-from solver.model import spec as model
+from solver.cluster.decoder_curves import DecoderPart
 from solver.model.blocks import Block, BlockKind, Cut
-from solver.model.kinds.part import PartTensor, TensorUse
+from solver.model.decoder import Decoder, decoder_tensors
+from solver.model.kinds.every import KINDS
+from solver.model.kinds.part import ROW, Part, PartTensor, TensorUse, Value
 from solver.model.kinds.weight import Weight
 from solver.model.spec import ModelSpec, Run, TextInput, attention_block, mlp_block, residual, tensor_shapes
+from solver.plan.decoder_plan import DecoderPlan
 from solver.plan.file import plan_from_json
 from solver.plan.plan import BlockPlan, Plan, StreamLayout, block_by_rows, blockwise_plan
 from solver.plan.writing import plan_to_json
 from solver.programs.planner import solve
+from solver.schedule.decoders.asked import TokenRequest
+from solver.schedule.decoders.cost import price_pass, setting_of
 from solver.schedule.encoders import steps
 from solver.schedule.encoders.cost import price, setting
 from solver.schedule.encoders.stages import price_plan
 from solver.schedule.encoders.steps import ByTiles, Call, Lay
 from solver.show.schedule_table import schedule_rows
 from solver.systems import make_plan
+from solver.systems.decoders import SYSTEMS, plan_decoder
 from tests import sweeps
-from tests.kit import reference
+from tests.kit import decoders, reference
+from tests.kit.answers import boards
 from tests.kit.clusters import pis
+from tests.kit.decoder_ranks import on_ranks, random_plan
+from tests.kit.decoders import Weights, logits, small_model
 from tests.kit.encoders import tensors_of
 from tests.kit.in_memory import layers_of
+from tests.kit.placed import shorten
 from tests.kit.sized import sized
 from weights.file.store import WeightsFile
 from weights.synthesize import synthesize
@@ -73,7 +91,7 @@ def gate_kernels(make, share, w):
 @pytest.fixture(autouse=True)
 def gate(monkeypatch):
     """Let all three tables know it, and the oracle."""
-    monkeypatch.setitem(model.KINDS, Gate.name, Gate)
+    monkeypatch.setitem(KINDS, Gate.name, Gate)
     monkeypatch.setitem(steps.KINDS, Gate, gate_steps)
     monkeypatch.setitem(layers.KINDS, Gate, gate_kernels)
     compute = lambda x, w, block: np.tanh(x @ w["weight"].T + w["bias"])
@@ -174,3 +192,183 @@ def test_a_weights_file_and_systems_that_need_no_alike_layers_know_it(tmp_path, 
             assert file.spec == UNLIKE
     plan = make_plan("sequence-weighted", UNLIKE, cluster, 30)
     check(UNLIKE, plan, [30], world, backend("onnxruntime"))
+
+
+# Of a language model: x + (sigmoid(x W1) * (x W3)) W2, cut along an axis of its own.
+# 1. What it is.
+GATES = "gates"
+
+
+@dataclass(frozen=True, slots=True)
+class Gated(BlockKind):
+    name: ClassVar[str] = "gated"
+    axis: ClassVar[str] = GATES
+    curve: ClassVar[str] = "mlp"
+
+    gates: int
+
+    def resized(self, total):
+        return replace(self, gates=total)
+
+    def tensors(self, name, stream):
+        uses = {"one": (TensorUse.INTO, 1), "three": (TensorUse.INTO, 1), "two": (TensorUse.OUT, 0)}
+        return stream.with_norms(
+            name,
+            (
+                PartTensor(f"{name}/{leaf}/weight", Weight((self.gates, stream.hidden), summed), use, GATES, self.gates)
+                for leaf, (use, summed) in uses.items()
+            ),
+        )
+
+    def parts(self, name, stream, x):
+        tensors, axes = self.tensors(name, stream), {ROW: x.shape[0], GATES: self.gates}
+        inner = Value(f"{name}/open", tuple(axes), tuple(axes.values()))
+        into = tuple(tensors[leaf] for leaf in tensors if leaf.startswith(("norm/", "one/", "three/")))
+        return (
+            Part(f"{name}/gates", self, stream, "gates", axes, (x,), inner, into),
+            Part(f"{name}/shut", self, stream, "shut", axes, (inner,), stream.value(name, x.shape[0]),
+                 (tensors["two/weight"],), cut=True),
+        )  # fmt: skip
+
+
+# 2. What computes it: numpy, and nodes of graphs.
+def gates(own, values):
+    n = own.read(values)
+    values[own.part.writes.name] = own.product(n, "three") / (1 + np.exp(-own.product(n, "one")))
+
+
+def shut(own, values):
+    values[own.part.writes.name] = own.product(values[own.part.reads[0].name], "two")
+
+
+def add_gates(graph, part, region):
+    n, one, three = graph.read(part), f"{part.block}/one", f"{part.block}/three"
+    for leaf, name in (("one", one), ("three", three)):
+        graph.product(n, name, graph.matrix(part, f"{leaf}/weight", region))
+    graph.node("Mul", [graph.node("Sigmoid", [one], f"{part.block}/sigmoid"), three], part.writes.name)
+
+
+def add_shut(graph, part, region):
+    graph.product(graph.value(part.reads[0]), part.writes.name, graph.matrix(part, "two/weight", region))
+
+
+def gated(n, prefix, kind, model, read, bias):
+    """Return what the block computes, by its formula: the oracle."""
+    one, two, three = (read(f"{prefix}/{leaf}/weight") for leaf in ("one", "two", "three"))
+    return (n @ three.T / (1 + np.exp(-n @ one.T))) @ two
+
+
+@pytest.fixture
+def gated_model(monkeypatch):
+    """Let all tables know it, and the oracle; return a model whose layers have it at any place, and some twice."""
+    monkeypatch.setitem(KINDS, Gated.name, Gated)
+    monkeypatch.setitem(decoders.BLOCKS, Gated.name, gated)
+    for role, numbers, nodes in (("gates", gates, add_gates), ("shut", shut, add_shut)):
+        monkeypatch.setitem(NUMBERS, role, numbers)
+        monkeypatch.setitem(NODES, role, nodes)
+    (attention, mlp), own = small_model().layers[0], Gated(gates=72)
+    layers = (attention, own, mlp), (own, attention), (mlp, own, attention, own), (attention, own, mlp)
+    return replace(small_model(), layers=layers)
+
+
+def test_a_kind_of_a_language_model_is_few_lines():
+    made = (Gated, gates, shut, add_gates, add_shut)
+
+    assert sum(len(inspect.getsource(own).splitlines()) for own in made) <= 60
+
+
+def test_a_model_with_it_is_read_as_it_was_written(gated_model):
+    names = list(decoder_tensors(gated_model))
+
+    assert Decoder.from_json(gated_model.to_json()) == gated_model
+    assert names.index("layers/2/gated/two/weight") < names.index("layers/2/attention/output/weight")
+    assert names.index("layers/2/attention/output/weight") < names.index("layers/2/gated.2/two/weight")
+
+
+def test_every_system_plans_a_model_with_it(gated_model):
+    cluster, asked = boards(2e6, 6e6, 5e5), TokenRequest(prompt=19, tokens=6, context=64)
+    for system in SYSTEMS:
+        plan = plan_decoder(system, gated_model, cluster, asked)
+
+        plan.check(gated_model, 3)
+        assert all(stage.shares[GATES].total == 72 for stage in plan.stages)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "onnxruntime"])
+def test_a_profile_measures_it_where_it_is_priced_as_what_is_measured(backend, gated_model):
+    """The first block of a model that has the curve of the MLP is the one that is timed."""
+    random = RandomDecoder(gated_model, "int4", backend)
+    for size in random.sizes(DecoderPart.MLP):
+        random.call(DecoderPart.MLP, size, 2)()
+
+    assert isinstance(random.kind(DecoderPart.MLP), Gated)
+    assert random.bytes_of(DecoderPart.MLP, 32) == 40 * 4 + 2 * 32 * 64 * 0.625 + 40 * 20
+
+
+def logits_and_bytes(ranks, embed, tokens, model, then):
+    """Return the likeliest logit of every row of a prompt, of tokens, and of a guess; and what was sent for a token.
+
+    Before the guess another plan is gone over to.
+    """
+    found, sent, start = [], [], 0
+    for rows in (19, 1, 1, 4):
+        if rows == 4:
+            ranks.prepare(then, 60.0)  # so long all ranks may get what they lack
+            assert ranks.work()
+            ranks.change([0, start, 0])
+        stream = np.empty((1, rows, model.hidden), np.float32)
+        embed(tokens[start : start + rows], start, stream[0])
+        found.append(ranks.compute(1, stream, [start], chosen=rows, count=1).logits[:, 0])
+        sent.append(ranks.sent_bytes.copy())
+        start += rows
+    return np.concatenate(found), sent[2] - sent[1]
+
+
+def check_decoder(world, model, plan, backend, then=None):
+    """Run passes as a plan says, compare with the oracle, and what was sent for a token with what was priced."""
+    weights, tokens = Weights(model), np.random.default_rng(1).integers(0, model.vocab, 25).tolist()
+    lead = partial(logits_and_bytes, tokens=tokens, model=model, then=then or plan)
+
+    found, sent = on_ranks(world, weights, plan, lead, backend=backend)
+
+    expected = logits(weights, tokens)
+    assert np.abs(found - expected.max(1)).max() < 1e-5 * np.abs(expected).max()
+    s = setting_of(model, boards(*[1e6] * world.size), plan)
+    priced = sum(step.repeats * step.sent for step in price_pass(s, plan, 1, 20).steps)
+    at_work = sorted({rank for stage in plan.stages for rank in stage.ranks})
+    assert sent[at_work].tolist() == priced[at_work].tolist()
+
+
+@pytest.mark.sizes
+@pytest.mark.parametrize("backend", ["numpy", "onnxruntime"])
+def test_a_language_model_with_it_is_planned_and_runs_as_priced(backend, gated_model, world):
+    cluster = boards(*(1e5 * speed for speed in SPEEDS[: world.size]), precision="float32")
+    asked = TokenRequest(prompt=19, tokens=6, context=64, sequences=3, precision="float32")
+
+    plan = world.from_root((lambda: plan_decoder("hepti", gated_model, cluster, asked)) if world.rank == 0 else None)
+
+    assert plan_from_json(plan_to_json(plan, gated_model), DecoderPlan, gated_model) == plan
+    assert {axis for stage in plan.stages for axis in stage.shares} == {"heads", "columns", GATES}
+    assert len({*plan.stages[0].shares[GATES].counts}) > (world.size > 1)
+    steps = price_pass(setting_of(gated_model, cluster, plan), plan, 1, 3).steps
+    assert sum(step.repeats for step in steps if "mlp" in step.computes) == 8  # blocks that are priced so
+    check_decoder(world, gated_model, plan, backend)
+
+
+@pytest.mark.sizes
+@pytest.mark.parametrize(
+    ("stages", "rows_from", "backend"), sized(sweeps.cycled(4, [1, 2], [0, 8], ["numpy", "onnxruntime"]), 2)
+)
+def test_it_is_cut_unevenly_by_rows_and_otherwise_from_a_token_on(stages, rows_from, backend, gated_model, world):
+    rng = np.random.default_rng([world.size, stages, rows_from])
+    plan, then = (random_plan(world, gated_model, rng, stages=stages, rows_from=rows_from) for _ in "ab")
+
+    check_decoder(world, gated_model, plan, backend, then)
+
+
+def test_a_span_of_it_that_is_one_too_short_is_noticed(gated_model, world, monkeypatch):
+    plan = random_plan(world, gated_model, np.random.default_rng(3))
+    shorten(monkeypatch, "shut")
+
+    with pytest.raises(AssertionError):
+        check_decoder(world, gated_model, plan, "numpy")

@@ -11,7 +11,7 @@ from solver.cluster.cluster import read_cluster, write_cluster
 from solver.cluster.decoder_curves import DecoderPart
 from solver.model.kinds.weight import PRECISIONS
 from solver.schedule.decoders.asked import TokenRequest
-from solver.schedule.decoders.memory import attention_bytes
+from solver.schedule.decoders.memory import block_bytes, whole_units
 from solver.systems.decoders import plan_decoder
 from tests import sweeps
 from tests.kit.decoders import MODELS
@@ -58,8 +58,8 @@ def test_every_family_is_measured_in_blocks_or_not(name, precision, backend, wor
 
     measured = profile_decoder.measure_decoder(model, precision, world, backend)
 
-    attention = model.layers[0].attention
-    whole = attention_bytes(model, attention, attention.heads, attention.kv_heads, PRECISIONS[precision])
+    attention = model.layers[0][0]
+    whole = block_bytes(model, attention, whole_units(model, attention), PRECISIONS[precision])
     assert whole in measured.speeds.parts[DecoderPart.ATTENTION].second
     assert measured.speeds.precision == precision
     assert measured.flop_per_s > 0

@@ -5,10 +5,11 @@ import pytest
 
 from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.wires import EXACT, coding
-from hepti_mpi.program.program import Places, exchange_calls
+from hepti_mpi.program.program import Memory, exchange_calls
 from solver.model.kinds.part import Residual
 from solver.plan.plan import Wire
 from solver.schedule.decoders.steps import some_have
+from solver.schedule.places import Places
 from solver.schedule.schedule import exchanges
 from tests import sweeps
 from tests.kit.sized import sized
@@ -28,10 +29,11 @@ def summing(world, direct, stage, senders, rows, width, wire=EXACT, *, two_steps
         for names, layouts in sides
     ]
     places = Places(used)
+    memory = Memory(places)
     calls = []
     for step, (names, layouts) in zip(steps, sides, strict=True):
         lies = [
-            [(box, places.view(name, box)) for box in layout.boxes[world.rank]]
+            [(box, memory.view(name, box)) for box in layout.boxes[world.rank]]
             for name, layout in zip(names, layouts, strict=True)
         ]
         calls += exchange_calls(step, *lies, world, direct, wire, equal=step is steps[-1])
@@ -40,8 +42,8 @@ def summing(world, direct, stage, senders, rows, width, wire=EXACT, *, two_steps
         for call in calls:
             call()
 
-    part = places.whole("+").reshape(rows, width, copy=False) if "+" in places else None
-    return part, places.whole("s").reshape(rows, width, copy=False), run
+    part = memory.whole("+").reshape(rows, width, copy=False) if "+" in places.boxes else None
+    return part, memory.whole("s").reshape(rows, width, copy=False), run
 
 
 @pytest.mark.parametrize(("seed", "wire"), sized(sweeps.cycled(3, sweeps.seeds(3, 20), ERRORS)))

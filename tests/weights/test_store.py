@@ -186,10 +186,10 @@ def test_steps_cover_a_span_once_and_end_where_chunks_end():
 
 def test_equal_tiles_store_no_padding():
     """384 columns lie as twice 192; as 256 and 128 the second tile would be stored at the size of the first."""
-    assert chunk_shape("layers/0/mlp/down/weight", (1536, 384)) == (64, 192)
-    assert chunk_shape("layers/0/mlp/down/weight", (4096, 1024)) == (64, 256)
-    assert chunk_shape("layers/0/mlp/up/weight", (4096, 1024)) == (64, 1024)
-    assert chunk_shape("layers/0/mlp/up/weight", (7, 5)) == (7, 5)
+    assert chunk_shape((1536, 384), inputs_first=True) == (64, 192)
+    assert chunk_shape((4096, 1024), inputs_first=True) == (64, 256)
+    assert chunk_shape((4096, 1024), inputs_first=False) == (64, 1024)
+    assert chunk_shape((7, 5), inputs_first=False) == (7, 5)
 
 
 def test_row_spans_cover_every_tensor(text_spec: ModelSpec, image_spec: ModelSpec):

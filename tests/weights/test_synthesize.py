@@ -14,7 +14,7 @@ from tests.kit import inside
 from weights.cli import main
 from weights.decoders.file import DecoderFile, DecoderWriter
 from weights.file.store import WeightsFile
-from weights.synthesize import BLOCK_ROWS, synthesize, synthetic_rows
+from weights.synthesize import BLOCK_ROWS, encoder_spread, synthesize, synthetic_rows
 
 SHAPE = (3 * BLOCK_ROWS + 11, 5)
 NAME = "layers/0/mlp/down/weight"
@@ -23,18 +23,18 @@ NAME = "layers/0/mlp/down/weight"
 @given(st.lists(st.integers(0, SHAPE[0]), min_size=2, max_size=2).map(sorted), st.integers(0, 2**40))
 def test_any_span_is_that_of_the_whole_tensor(bounds, seed):
     """However ranks cut a tensor, they get the same numbers."""
-    whole = synthetic_rows(NAME, SHAPE, Span(0, SHAPE[0]), seed)
-    part = synthetic_rows(NAME, SHAPE, Span(*bounds), seed)
+    whole = synthetic_rows(NAME, SHAPE, Span(0, SHAPE[0]), 1.0, seed)
+    part = synthetic_rows(NAME, SHAPE, Span(*bounds), 1.0, seed)
 
     assert part.dtype == np.float32
     assert np.array_equal(part, whole[slice(*bounds)])
 
 
 def test_seeds_names_and_blocks_differ():
-    whole = synthetic_rows(NAME, SHAPE, Span(0, SHAPE[0]))
+    whole = synthetic_rows(NAME, SHAPE, Span(0, SHAPE[0]), 1.0)
     others = [
-        synthetic_rows(NAME, SHAPE, Span(0, SHAPE[0]), seed=1),
-        synthetic_rows("layers/1/mlp/down/weight", SHAPE, Span(0, SHAPE[0])),
+        synthetic_rows(NAME, SHAPE, Span(0, SHAPE[0]), 1.0, seed=1),
+        synthetic_rows("layers/1/mlp/down/weight", SHAPE, Span(0, SHAPE[0]), 1.0),
     ]
 
     assert not any(np.isin(other, whole).any() for other in others)
@@ -46,7 +46,8 @@ def test_a_file_holds_what_any_rank_would_make(tmp_path, text_spec, image_spec, 
         synthesize(tmp_path / "model.h5", spec, seed=5)
 
         for name, values in read_all(tmp_path / "model.h5").items():
-            assert np.array_equal(values, synthetic_rows(name, values.shape, Span(0, len(values)), seed=5))
+            spread = encoder_spread(spec, name, values.shape)
+            assert np.array_equal(values, synthetic_rows(name, values.shape, Span(0, len(values)), spread, seed=5))
         with WeightsFile(tmp_path / "model.h5") as weights:
             assert weights.source == f"synthesized {spec.name}, seed 5"
             assert weights.tokenizer is None
@@ -65,9 +66,9 @@ def test_the_same_seed_makes_the_same_file(tmp_path, text_spec):
 @pytest.mark.parametrize("name", sorted(NAMED_MODELS))
 def test_numbers_are_of_a_size_that_shows(name):
     """Norms vary around one, biases are not zero, a matrix with 1024 inputs has a spread of 0.02."""
-    shapes = tensor_shapes(named_model(name, layers=1))
-    for tensor, shape in shapes.items():
-        rows = synthetic_rows(tensor, shape, Span(0, min(128, shape[0])))
+    spec = named_model(name, layers=1)
+    for tensor, shape in tensor_shapes(spec).items():
+        rows = synthetic_rows(tensor, shape, Span(0, min(128, shape[0])), encoder_spread(spec, tensor, shape))
         assert np.isfinite(rows).all()
         assert rows.std() > 0.009
         if tensor.endswith("norm/weight"):

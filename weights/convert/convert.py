@@ -106,7 +106,7 @@ def open_encoder(directory: Path) -> Iterator[EncoderCheckpoint]:
             skip = skipped_positions(family, config)
             grid = patch_grid(spec.input) if family.interpolates else None
             sources = {
-                name: _source(name, shape, tensors, biases, skip, grid, directory)
+                name: _source(name, shape, name in inputs_first(spec), tensors, biases, skip, grid, directory)
                 for name, shape in tensor_shapes(spec).items()
             }
             _check_shapes(spec, sources, directory)
@@ -154,7 +154,7 @@ def _with_text_limit(spec: ModelSpec, encoder: Path) -> ModelSpec:
 
 
 def _source(
-    name: str, shape: tuple[int, ...], tensors: StoredTensors, zero_biases: tuple[str, ...], skip: int,
+    name: str, shape: tuple[int, ...], turned: bool, tensors: StoredTensors, zero_biases: tuple[str, ...], skip: int,
     grid: tuple[int, int] | None, directory: Path,
 ) -> Source:  # fmt: skip
     """Say how one of our tensors is read: as it is, turned, cut, or put together from several."""
@@ -168,7 +168,7 @@ def _source(
         factors = tensors[scaled][:]
         if name.endswith(("attention/output/bias", "mlp/down/bias")):
             return Source(shape, lambda rows: tensors[name][rows.slice] * factors[rows.slice])
-        if inputs_first(name):
+        if turned:
             return Source(tensors[name].shape[::-1], lambda rows: tensors[name][:, rows.slice].T * factors)
     parts = [tensors[key] for key in (f"{name}/0", f"{name}/1") if key in tensors]
     if name == "embeddings/prefix" and parts:  # the class token, and DeiT's distillation token
@@ -187,7 +187,7 @@ def _source(
     if name not in tensors:
         raise HeptiError(f"{directory} has no tensor for {name}: the checkpoint is incomplete")
     tensor = tensors[name]
-    if inputs_first(name):
+    if turned:
         return Source(tensor.shape[::-1], lambda rows: tensor[:, rows.slice].T)
     if name == "embeddings/patch/weight":  # [H, channels, patch, patch]
         width = math.prod(tensor.shape[1:])

@@ -20,7 +20,8 @@ from solver.base.command import check_path, whole_file
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
 from solver.model.decoder import Decoder
-from solver.model.kinds.attention import Rope
+from solver.model.kinds.attention import Attention, Rope
+from solver.model.kinds.mlp import Mlp
 from solver.model.kinds.weight import BLOCK
 from weights.decoders.file import DecoderFile
 from weights.decoders.quantise import Levels, Scales
@@ -68,10 +69,17 @@ def export(model: Path, out: Path) -> None:
                 temporary.write_bytes(dllama_tokenizer(weights.model.vocab))
 
 
+def llama_blocks(model: Decoder) -> tuple[Attention, Mlp]:
+    """Return what the first layer of a model of Llama's architecture consists of; errors as `check_llama`."""
+    match model.layers[0]:
+        case [Attention() as attention, Mlp() as mlp]:
+            return attention, mlp
+    raise HeptiError(f"{model.name} has other layers than attention and mlp: only models of Llama's are written")
+
+
 def check_llama(model: Decoder) -> None:
     """Refuse what is not Llama's architecture, in whole blocks."""
-    layer = model.layers[0]
-    attention, mlp = layer.attention, layer.mlp
+    attention, mlp = llama_blocks(model)
     width = attention.heads * attention.head_dim
     others = {
         "layers of several kinds": len(set(model.layers)) > 1,
@@ -165,7 +173,7 @@ def dllama_header(model: Decoder) -> dict[int, int]:
     HeptiError
         If it has no such norm or no such rotation.
     """
-    attention, mlp = model.layers[0].attention, model.layers[0].mlp
+    attention, mlp = llama_blocks(model)
     epsilons = {1e-5: 5, 1e-6: 6}
     if model.norm_eps not in epsilons:
         raise HeptiError(f"{model.name} norms with epsilon {model.norm_eps:g}, distributed-llama with 1e-05 or 1e-06")
@@ -220,7 +228,7 @@ def dllama_tokenizer(vocab: int) -> bytes:
 def _gguf(weights: DecoderFile, file: BinaryIO) -> None:
     """Write GGUF version 3: what it says of itself, the tensors' places, the tensors."""
     model = weights.model
-    attention = model.layers[0].attention
+    attention, _ = llama_blocks(model)
     assert attention.rope is not None
     names = {"token_embd.weight": "embedding/weight", "output_norm.weight": "final_norm/weight"}
     if not model.tied:
@@ -253,7 +261,7 @@ def _gguf(weights: DecoderFile, file: BinaryIO) -> None:
 
 def gguf_facts(model: Decoder) -> Mapping[str, bytes]:
     """Return what a GGUF says of itself, as type and value; it has no words."""
-    attention, mlp = model.layers[0].attention, model.layers[0].mlp
+    attention, mlp = llama_blocks(model)
     assert attention.rope is not None
 
     def whole(number: int) -> bytes:
@@ -287,7 +295,7 @@ def gguf_facts(model: Decoder) -> Mapping[str, bytes]:
 
 def _turns(model: Decoder, name: str) -> int:
     """Return the width of a matrix' heads, where these turn, or 0."""
-    return model.layers[0].attention.head_dim if name.endswith(("attention/query", "attention/key")) else 0
+    return llama_blocks(model)[0].head_dim if name.endswith(("attention/query", "attention/key")) else 0
 
 
 def _text(words: str) -> bytes:

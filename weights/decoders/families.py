@@ -15,7 +15,7 @@ from typing import Any
 
 from solver.base.errors import HeptiError, explained
 from solver.base.phrases import did_you_mean
-from solver.model.decoder import Decoder, DecoderLayer
+from solver.model.decoder import Decoder
 from solver.model.kinds.attention import Attention, Rope
 from solver.model.kinds.mlp import Mlp
 from solver.model.rotary import rope_of
@@ -241,8 +241,8 @@ def build_decoder(name: str, family: DecoderFamily, config: Facts) -> Decoder:
         activation=_ACTIVATIONS[activation],
     )  # fmt: skip
     kinds = [*zip(_layer_kinds(get), _turning_layers(get), strict=True)]
-    layers = {kind: DecoderLayer(attention=_attention(family, get, *kind), mlp=mlp) for kind in set(kinds)}
-    # Granite adds r times what a half layer computes, x + r f(norm(x)): of y = x / r that is y + f(norm(y)), with
+    layers = {kind: (_attention(family, get, *kind), mlp) for kind in set(kinds)}
+    # Granite adds r times what a block computes, x + r f(norm(x)): of y = x / r that is y + f(norm(y)), with
     # another epsilon. So the stream begins 1 / r as large, and nothing else needs to know.
     residual = _scale_of(get, "residual_multiplier")
     return Decoder(

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from typing import Any
 
 import numpy as np
 
 from solver.base.arrays import Array
 from solver.base.spans import Span
-from solver.model.decoder import Decoder
+from solver.model.blocks import BlockKind
+from solver.model.decoder import Decoder, named_blocks
 from solver.model.kinds.attention import Attention, Rope
 from solver.model.kinds.mlp import Mlp
 
@@ -38,17 +39,13 @@ def embed(model: Decoder, read: RowReader, tokens: Sequence[int]) -> Array:
 
 def layer(model: Decoder, number: int, read: RowReader, x: Array) -> Array:
     """Return the stream behind a layer, [S, H] -> [S, H]."""
-    kind = model.layers[number]
-    halves = {
-        "attention": partial(attend, kind.attention, eps=model.norm_eps),
-        "mlp": partial(feed, kind.mlp),
-    }
-    for name, half in halves.items():
+    for name, kind in named_blocks(model.layers[number]).items():
 
-        def tensor(leaf: str, half: str = f"layers/{number}/{name}") -> Array:
-            return read(f"{half}/{leaf}", None)
+        def tensor(leaf: str, block: str = f"layers/{number}/{name}") -> Array:
+            return read(f"{block}/{leaf}", None)
 
-        rows = half(tensor, norm(model, tensor, "norm", x) if model.pre_norms else x)
+        rows = norm(model, tensor, "norm", x) if model.pre_norms else x
+        rows = COMPUTED[type(kind)](kind, tensor, rows, model.norm_eps)
         x = x + (norm(model, tensor, "post_norm", rows) if model.post_norms else rows)
     return x
 
@@ -109,7 +106,7 @@ def contexts(attention: Attention, queries: Array, keys: Array, values: Array) -
     return found
 
 
-def feed(mlp: Mlp, tensor: Callable[[str], Array], x: Array) -> Array:
+def feed(mlp: Mlp, tensor: Callable[[str], Array], x: Array, eps: float) -> Array:
     """Return what the MLP makes of normed rows, [S, H] -> [S, H]."""
     made = {}
     for name in ("gate", "up") if mlp.gated else ("up",):
@@ -153,6 +150,11 @@ def _erf(x: Array) -> Array:
     return np.fromiter(map(math.erf, x.ravel()), np.float32, x.size).reshape(x.shape)
 
 
+# What a block makes of normed rows, [S, H] -> [S, H]: of its kind, its tensors by their leaves, and the norms' epsilon.
+COMPUTED: dict[type[BlockKind], Callable[[Any, Callable[[str], Array], Array, float], Array]] = {
+    Attention: attend,
+    Mlp: feed,
+}
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": lambda x: x / (1 + np.exp(-x)),
     "gelu": lambda x: 0.5 * x * (1 + _erf(x * math.sqrt(0.5))),

@@ -13,7 +13,10 @@ from rich.console import Console
 from solver.base.phrases import counted, percent
 from solver.base.progress import progress
 from solver.base.tables import FittedTable
-from solver.model.decoder import Decoder, decoder_tensors
+from solver.model.blocks import BlockKind
+from solver.model.decoder import Decoder, blocks_of, decoder_tensors
+from solver.model.kinds.attention import Attention
+from solver.model.kinds.mlp import Mlp
 from solver.model.kinds.weight import Weight
 from weights.decoders.file import DecoderFile
 from weights.decoders.loss import Loss
@@ -23,12 +26,20 @@ from weights.file.store import stored_facts
 
 def sentence(model: Decoder) -> str:
     """Return what a model is: "llama-3.2-1b, 16 layers, hidden 2048, …"."""
-    attention, mlp = model.layers[0].attention, model.layers[0].mlp
+    kinds = dict.fromkeys(reversed(model.layers[0]))
     return (
-        f"{model.name}, {counted(len(model.layers), 'layer')}, hidden {model.hidden}, ffn {mlp.ffn}, "
-        f"{counted(attention.heads, 'head')} of {attention.head_dim} ({attention.kv_heads} of keys and values), "
+        f"{model.name}, {counted(len(model.layers), 'layer')}, hidden {model.hidden}, {', '.join(map(_said, kinds))}, "
         f"vocabulary {model.vocab}, {_parameters(decoder_tensors(model)) / 1e6:.1f} million parameters"
     )
+
+
+def _said(kind: BlockKind) -> str:
+    match kind:
+        case Attention() as own:
+            return f"{counted(own.heads, 'head')} of {own.head_dim} ({own.kv_heads} of keys and values)"
+        case Mlp() as own:
+            return f"ffn {own.ffn}"
+    return kind.name
 
 
 def facts(path: Path) -> dict[str, Any]:
@@ -92,21 +103,22 @@ def verify(path: Path) -> str:
 
 def _print(weights: DecoderFile) -> None:
     model, size = weights.model, weights.path.stat().st_size
-    attention, mlp = model.layers[0].attention, model.layers[0].mlp
-    windows = sorted({layer.attention.window for layer in model.layers} - {0})
+    attentions, mlps = blocks_of(model, Attention), blocks_of(model, Mlp)
+    windows = sorted({own.window for own in attentions} - {0})
     reads = f"up to {model.positions} tokens"
     if windows:
-        few = sum(layer.attention.window > 0 for layer in model.layers)
+        few = sum(own.window > 0 for own in attentions)
         reads += f"; {counted(few, 'layer')} of the last {' or '.join(map(str, windows))} only"
-    norms = ["norms of query and key"] * attention.qk_norm + ["of all heads at once"] * attention.whole_norms
-    norms += ["norms behind half layers"] * model.post_norms + ["none before them"] * (not model.pre_norms)
+    norms = ["norms of query and key"] * any(own.qk_norm for own in attentions)
+    norms += ["of all heads at once"] * any(own.whole_norms for own in attentions)
+    norms += ["norms behind blocks"] * model.post_norms + ["none before them"] * (not model.pre_norms)
     begins = "none" if model.bos is None else str(model.bos)
     table = FittedTable("", "", title=str(weights.path), show_header=False, title_justify="left")
     for name, value in (
         ("model", sentence(model)),
         ("source", weights.source),
         ("reads", reads),
-        ("norm, activation", ", ".join([f"{model.norm} norm", mlp.activation, *norms])),
+        ("norm, activation", ", ".join([f"{model.norm} norm", *dict.fromkeys(own.activation for own in mlps), *norms])),
         ("head", "the embedding" if model.tied else "its own"),
         ("first token, last tokens", f"{begins}; {', '.join(map(str, model.eos)) or 'none'}"),
         ("tokenizer", "inside" if weights.tokenizer is not None else "none: reads token ids only"),

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
-from solver.model.spec import inputs_first
 from solver.plan.holdings import TensorSlice
 
 STEP_BYTES = 4 << 20
@@ -31,11 +30,11 @@ def row_spans(shape: tuple[int, ...]) -> Iterator[Span]:
         yield Span(start, min(start + step, shape[0]))
 
 
-def chunk_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+def chunk_shape(shape: tuple[int, ...], *, inputs_first: bool) -> tuple[int, ...]:
     """Return the shape of the pieces that a dataset is stored, and checked, in."""
     if len(shape) == 1:
         return (min(shape[0], 1 << 16),)
-    tiles = -(-shape[1] // _TILE_COLUMNS) if inputs_first(name) else 1
+    tiles = -(-shape[1] // _TILE_COLUMNS) if inputs_first else 1
     return min(shape[0], _CHUNK_ROWS), -(-shape[1] // tiles)  # equal tiles: 384 as 256 + 128 would be stored as 512
 
 

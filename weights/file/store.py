@@ -27,7 +27,7 @@ from solver.base.arrays import Array, Numbers
 from solver.base.errors import HeptiError, explained
 from solver.base.hub import MAKE_ONE
 from solver.base.spans import Span
-from solver.model.spec import ModelSpec, tensor_shapes
+from solver.model.spec import ModelSpec, inputs_first, tensor_shapes
 from solver.plan.holdings import TensorSlice
 from weights.file.disk import Disk, check_space, uninterrupted
 from weights.file.json_files import refuse_pointer
@@ -442,7 +442,7 @@ class TensorWriter:
 
     def _chunk(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the pieces that a dataset is stored, and checked, in."""
-        return chunk_shape(name, shape)
+        raise NotImplementedError
 
     def _bytes(self) -> int:
         return sum(self._dtypes[name].itemsize * math.prod(shape) for name, shape in self._shapes.items())
@@ -473,6 +473,10 @@ class WeightsWriter(TensorWriter):
     ) -> None:
         texts = {"tokenizer": tokenizer}
         super().__init__(path, spec.to_json(), tensor_shapes(spec), source, dtype, texts=texts)
+        self._inputs_first = inputs_first(spec)
+
+    def _chunk(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return chunk_shape(shape, inputs_first=name in self._inputs_first)
 
 
 def _sha256(text: str) -> str:

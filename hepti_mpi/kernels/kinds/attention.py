@@ -19,12 +19,12 @@ from onnx import TensorProto
 
 from hepti_mpi.kernels.kinds.graph import PartGraph
 from hepti_mpi.kernels.kinds.heads import HEAD_MULTIPLE, runs_of, wide
-from hepti_mpi.kernels.kinds.held import Matrix, RankRegion
+from hepti_mpi.kernels.kinds.held import Matrix
 from hepti_mpi.kernels.ort import CONTRIBUTED
 from solver.base.arrays import Array
 from solver.base.spans import Span
 from solver.model.kinds.attention import Attention
-from solver.model.kinds.part import HEAD, KV, Part
+from solver.model.kinds.part import HEAD, KV, Part, RankRegion
 
 KINDS = {"float32": TensorProto.FLOAT, "int8": TensorProto.INT8}  # of a cache
 TURNED_MULTIPLE = 16  # and turns those of a multiple of so many itself, twice so many columns of them at a time
@@ -82,7 +82,6 @@ def add_contexts(graph: PartGraph, part: Part, region: RankRegion) -> None:
     if part.writes.name in graph.leaves:
         found = graph.node("Identity", [_narrowed(graph, attention, found)], part.writes.name)
     graph.heads["c"] = found
-    graph.made.add(part.writes.name)
 
 
 def add_output(graph: PartGraph, part: Part, region: RankRegion) -> None:
@@ -92,7 +91,6 @@ def add_output(graph: PartGraph, part: Part, region: RankRegion) -> None:
     if here and contexts.name not in graph.leaves:  # as wide as the operator gives them
         matrix = _widened(_kind(part), matrix, 0)
     graph.product(graph.heads["c"] if here else graph.value(contexts), part.writes.name, matrix)
-    graph.made.add(part.writes.name)
 
 
 def _kind(part: Part) -> Attention:

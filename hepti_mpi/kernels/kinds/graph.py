@@ -16,10 +16,10 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from hepti_mpi.kernels.blocks import Blocks
 from hepti_mpi.kernels.kinds.block_nodes import block_node, constants_of, give_back_unread
-from hepti_mpi.kernels.kinds.held import Matrix, RankRegion, TensorSource, rows_of
+from hepti_mpi.kernels.kinds.held import Matrix, TensorSource, rows_of
 from hepti_mpi.kernels.ort import ACTIVATIONS, CONTRIBUTED, Session, make_session
 from solver.base.arrays import Array, Numbers
-from solver.model.kinds.part import Part, PartTensor, Value
+from solver.model.kinds.part import Part, PartTensor, RankRegion, Value
 from solver.model.kinds.weight import BLOCK
 
 OPSET = 18

@@ -8,10 +8,9 @@ from typing import Protocol
 from hepti_mpi.kernels.blocks import Blocks
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
-from solver.model.kinds.part import Part, PartTensor
+from solver.model.kinds.part import Part, PartTensor, RankRegion
 
 Matrix = Array | Blocks  # an Array is [in, out], or such a view of one that lies as [out, in]
-RankRegion = Mapping[str, Span]  # what one rank computes of a part
 
 
 class TensorSource(Protocol):

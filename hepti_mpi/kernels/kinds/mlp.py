@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from hepti_mpi.kernels.kinds.graph import PartGraph
-from hepti_mpi.kernels.kinds.held import RankRegion
 from solver.model.kinds.mlp import Mlp
-from solver.model.kinds.part import Part
+from solver.model.kinds.part import Part, RankRegion
 
 
 def add_up(graph: PartGraph, part: Part, region: RankRegion) -> None:
@@ -21,11 +20,9 @@ def add_up(graph: PartGraph, part: Part, region: RankRegion) -> None:
     else:
         bent = graph.activated(part.kind.activation, products["gate"], f"{part.block}/bent")
         graph.node("Mul", [bent, products["up"]], name)
-    graph.made.add(name)
 
 
 def add_down(graph: PartGraph, part: Part, region: RankRegion) -> None:
     """Add the product of some columns."""
     (inner,) = part.reads
     graph.product(graph.value(inner), part.writes.name, graph.matrix(part, "down/weight", region))
-    graph.made.add(part.writes.name)

@@ -15,12 +15,12 @@ import numpy as np
 
 from hepti_mpi.kernels.blocks import Blocks
 from hepti_mpi.kernels.kinds.heads import runs_of, wide
-from hepti_mpi.kernels.kinds.held import Matrix, RankRegion, TensorSource, rows_of
+from hepti_mpi.kernels.kinds.held import Matrix, TensorSource, rows_of
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span, tiles
 from solver.model.kinds.attention import Attention
 from solver.model.kinds.mlp import Mlp
-from solver.model.kinds.part import HEAD, KV, WORD, Part
+from solver.model.kinds.part import HEAD, KV, WORD, Part, RankRegion
 from solver.model.kinds.stream import Head
 from weights.decoders.forward import bent, capped, contexts, normed, turned
 
@@ -191,7 +191,7 @@ class NumpyRun:
         reads = [value.name for own in self._parts for value in own.part.reads if not value.state]
         names = [name for name in dict.fromkeys(reads) if name not in made]
         for own in self._parts:
-            if own.part.role == "contexts":
+            if own.part.recalls:
                 names += self._state(own)
         return names
 

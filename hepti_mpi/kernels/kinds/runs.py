@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from hepti_mpi.kernels.kinds import attention, mlp, stream
 from hepti_mpi.kernels.kinds.graph import AddNodes, PartGraph
-from hepti_mpi.kernels.kinds.held import RankRegion, TensorSource
+from hepti_mpi.kernels.kinds.held import TensorSource
 from hepti_mpi.kernels.ort import Session
-from solver.model.kinds.part import Part
+from solver.model.kinds.part import Part, RankRegion
 
 # By a part's role.
 NODES: Mapping[str, AddNodes] = {
@@ -38,6 +38,8 @@ def session_of(
     graph = PartGraph(source, frozenset(leaves), cache)
     for part, region in run:
         NODES[part.role](graph, part, region)
+        if part.writes.name not in graph.sums:
+            graph.made.add(part.writes.name)
     for part, _ in run:
         if part.writes.name in leaves:
             graph.gives(graph.value(part.writes), ["batch", "rows", f"{part.name} columns"])

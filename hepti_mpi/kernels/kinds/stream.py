@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hepti_mpi.kernels.kinds.graph import PartGraph
-from hepti_mpi.kernels.kinds.held import RankRegion
-from solver.model.kinds.part import WORD, Part
+from solver.model.kinds.part import WORD, Part, RankRegion
 from solver.model.kinds.stream import Head
 
 
@@ -29,7 +28,6 @@ def add_logits(graph: PartGraph, part: Part, region: RankRegion) -> None:
     tensor = next(own for own in part.tensors if own.axis == WORD)
     cap = part.kind.softcap
     logits = part.writes.name
-    graph.made.add(logits)
     graph.product(n, "raw" if cap else logits, graph.matrix(part, tensor.leaf, region))
     if cap:
         limit = graph.constant("cap", np.array(cap, np.float32))

@@ -6,8 +6,9 @@ all rows of its request (`full_attention`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -61,8 +62,9 @@ class Attention(BlockKind):
 
     name: ClassVar[str] = "attention"
     curve: ClassVar[str] = "attention"
+    axis: ClassVar[str] = HEAD
     inner_key: ClassVar[str] = "heads"
-    inputs_first: ClassVar[tuple[str, ...]] = ("attention/output/weight",)
+    later: ClassVar[tuple[str, ...]] = ("whole_norms", "causal", "buckets")
 
     heads: int  # A
     kv_heads: int  # K
@@ -87,6 +89,35 @@ class Attention(BlockKind):
         """Return the key and value heads that some query heads need."""
         return Span(*self._kv_ends(heads.start, heads.stop)) if heads.size else Span(0, 0)
 
+    def resized(self, total: int) -> Self:
+        """Return such an attention of so many query heads, whole groups."""
+        return replace(self, heads=total, kv_heads=total // self.group)
+
+    def units(self, share: Span) -> dict[str, int]:
+        """Return how many query heads, and key and value heads, a share of query heads needs."""
+        return {HEAD: share.size, KV: self.kv_span(share).size}
+
+    def made_columns(self, units: Mapping[str, int]) -> int:
+        """Return those of queries, keys and values: of all heads where a norm goes over all."""
+        made = units[HEAD] + 2 * units[KV]
+        if self.whole_norms and units[HEAD]:
+            made += self.heads + self.kv_heads
+        return made * self.head_dim
+
+    def kept_numbers(self, units: Mapping[str, int]) -> int:
+        """Return how many numbers of a row's keys and values are kept."""
+        return 2 * units[KV] * self.head_dim
+
+    def recalled(self, units: Mapping[str, int], rows: int, behind: int) -> float:
+        """Return how many columns of query heads rows have, each as often as it sees a token."""
+        return rows * self.seen(rows, behind) * units[HEAD] * self.head_dim
+
+    def seen(self, rows: int, behind: int) -> float:
+        """Return how many tokens a row sees on average, itself among them, behind so many."""
+        if not self.window or behind + rows <= self.window:
+            return behind + (rows + 1) / 2
+        return float(np.minimum(behind + np.arange(1, rows + 1), self.window).mean())
+
     @property
     def inner(self) -> Inner:
         """Heads, each of d columns."""
@@ -105,14 +136,27 @@ class Attention(BlockKind):
         if self.rope is not None and not 0 < self.rope.width <= self.head_dim:
             raise HeptiError(f"{self.rope.width} columns of a head turn, it has {self.head_dim}")
 
+    def check_in_decoder(self) -> None:
+        """Refuse what sees rows that follow, or adds distances to scores."""
+        for field, must_be in (("causal", True), ("buckets", 0)):
+            if (found := getattr(self, field)) != must_be:
+                raise HeptiError(f"attention: {field} is {found}, must be {must_be} in a language model")
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Self:
+        """Read what a language model's file has of it."""
+        rope = table["rope"]
+        if rope is not None:
+            rope = Rope(frequencies=tuple(rope["frequencies"]), factor=rope["factor"])
+        return cls(**{**table, "rope": rope})
+
     def tensors(self, name: str, stream: Residual) -> dict[str, PartTensor]:
         """Return its tensors by their leaves, in file order; most are cut by heads.
 
         Where a norm goes over all heads at once, everyone who has some makes all queries and keys, as transformers' own
         plan for tensor parallelism has it: an exchange between norm and scores would cost more than that on slow links.
         """
-        H, d = stream.hidden, self.head_dim
-        found = stream.norm_tensors(f"{name}/norm") if stream.pre_norms else []
+        H, d, found = stream.hidden, self.head_dim, list[PartTensor]()
         for leaf, axis, heads in (
             ("query", HEAD, self.heads),
             ("key", KV, self.kv_heads),
@@ -130,13 +174,12 @@ class Attention(BlockKind):
         found.append(PartTensor(f"{name}/output/weight", output, TensorUse.OUT, HEAD, self.heads))
         if self.output_bias:
             found.append(PartTensor(f"{name}/output/bias", Weight((H,)), TensorUse.OUT))
-        found += stream.norm_tensors(f"{name}/post_norm") if stream.post_norms else []
-        found += stream.norm_tensors(f"{name}/norm") if stream.sum_norms else []
-        if self.buckets:
-            # A vector, which all have who take part: it is small, and goes with no heads of a file.
-            relative = Weight((self.heads * self.buckets,))
-            found.append(PartTensor(f"{name}/relative", relative, TensorUse.RELATIVE))
-        return {tensor.leaf: tensor for tensor in found}
+        tensors = stream.with_norms(name, found)
+        if not self.buckets:
+            return tensors
+        # A vector, which all have who take part: it is small, and goes with no heads of a file.
+        relative = PartTensor(f"{name}/relative", Weight((self.heads * self.buckets,)), TensorUse.RELATIVE)
+        return {**tensors, relative.leaf: relative}
 
     def parts(self, name: str, stream: Residual, x: Value) -> tuple[Part, ...]:
         """Return the parts of attention that reads rows of the stream."""
@@ -157,7 +200,7 @@ class Attention(BlockKind):
             Part(f"{name}/contexts", self, stream, "contexts", heads, (queries, kept), contexts, (),
                  {(kept.name, KV): self._kv_of}),
             Part(f"{name}/output", self, stream, "output", heads | {HIDDEN: x.shape[1]}, (contexts,),
-                 stream.value(name, rows), some("output")[:1]),
+                 stream.value(name, rows), some("output")[:1], cut=True),
         )  # fmt: skip
 
     def _kv_of(self, region: Region) -> Spans:

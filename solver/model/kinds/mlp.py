@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 from solver.model.blocks import Axis, BlockKind, Inner, one_of
 from solver.model.kinds.part import FFN, HIDDEN, ROW, Part, PartTensor, Residual, TensorUse, Value
@@ -18,8 +19,8 @@ class Mlp(BlockKind):
 
     name: ClassVar[str] = "mlp"
     curve: ClassVar[str] = "mlp"
+    axis: ClassVar[str] = FFN
     inner_key: ClassVar[str] = "columns"
-    inputs_first: ClassVar[tuple[str, ...]] = ("mlp/down/weight",)
 
     ffn: int  # F
     activation: str = "silu"
@@ -31,6 +32,14 @@ class Mlp(BlockKind):
         """Columns, one by one."""
         return Inner(Axis.FFN, Axis.OUTPUT, self.ffn)
 
+    def resized(self, total: int) -> Self:
+        """Return such an MLP of so many columns."""
+        return replace(self, ffn=total)
+
+    def made_columns(self, units: Mapping[str, int]) -> int:
+        """Return those of gate and up."""
+        return (1 + self.gated) * units[FFN]
+
     def check(self) -> None:
         """Refuse an activation that is none."""
         BlockKind.check(self)
@@ -38,7 +47,7 @@ class Mlp(BlockKind):
 
     def tensors(self, name: str, stream: Residual) -> dict[str, PartTensor]:
         """Return its tensors by their leaves, in file order; most are cut by columns."""
-        H, found = stream.hidden, stream.norm_tensors(f"{name}/norm") if stream.pre_norms else []
+        H, found = stream.hidden, list[PartTensor]()
         for leaf in ("gate", "up") if self.gated else ("up",):
             found.append(PartTensor(f"{name}/{leaf}/weight", Weight((self.ffn, H), 1), TensorUse.INTO, FFN, self.ffn))
             if self.bias:
@@ -46,9 +55,7 @@ class Mlp(BlockKind):
         found.append(PartTensor(f"{name}/down/weight", Weight((self.ffn, H), 0), TensorUse.OUT, FFN, self.ffn))
         if self.bias:
             found.append(PartTensor(f"{name}/down/bias", Weight((H,)), TensorUse.OUT))
-        found += stream.norm_tensors(f"{name}/post_norm") if stream.post_norms else []
-        found += stream.norm_tensors(f"{name}/norm") if stream.sum_norms else []
-        return {tensor.leaf: tensor for tensor in found}
+        return stream.with_norms(name, found)
 
     def parts(self, name: str, stream: Residual, x: Value) -> tuple[Part, ...]:
         """Return the parts of an MLP that reads rows of the stream."""
@@ -59,5 +66,5 @@ class Mlp(BlockKind):
         return (
             Part(f"{name}/up", self, stream, "up", columns, (x,), inner, into),
             Part(f"{name}/down", self, stream, "down", columns | {HIDDEN: x.shape[1]}, (inner,),
-                 stream.value(name, rows), (tensors["down/weight"],)),
+                 stream.value(name, rows), (tensors["down/weight"],), cut=True),
         )  # fmt: skip

@@ -11,7 +11,7 @@ Spans are arrays [..., 2], of start and stop: of one rank, of all ranks, or of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -24,11 +24,13 @@ from solver.base.spans import Span
 from solver.model.kinds.weight import BLOCK, Weight
 from solver.model.precision import FLOAT32, Precision
 
-# Axes. NUMBER is what lies side by side in the unit of another axis, and is never cut.
-ROW, HIDDEN, HEAD, KV, FFN, WORD, NUMBER = "row", "hidden", "head", "kv head", "ffn column", "word", "number"
+# Axes, as plans and tables call them. NUMBER is what lies side by side in the unit of another axis, and is never cut.
+ROW, HIDDEN, HEAD, KV, FFN, WORD, NUMBER = "rows", "hidden", "heads", "kv heads", "columns", "words", "numbers"
+WHOLE = "whole"  # in place of an axis: everyone who takes part computes all of it
 
 Spans = NDArray[np.int64]  # [..., 2]
 Region = Mapping[str, Spans]
+RankRegion = Mapping[str, Span]  # of one rank
 Reaching = Callable[[Region], Spans]
 
 
@@ -139,6 +141,15 @@ class Residual:
         """Return so many rows."""
         return Value(name, (ROW, HIDDEN, NUMBER), (rows, self.hidden // self.unit, self.unit))
 
+    def with_norms(self, name: str, tensors: Iterable[PartTensor]) -> dict[str, PartTensor]:
+        """Return the tensors of a block by their leaves, its norms before and after them."""
+        before = self.norm_tensors(f"{name}/norm") * self.pre_norms
+        after = [
+            *self.norm_tensors(f"{name}/post_norm") * self.post_norms,
+            *self.norm_tensors(f"{name}/norm") * self.sum_norms,
+        ]
+        return {tensor.leaf: tensor for tensor in (*before, *tensors, *after)}
+
     def norm_tensors(self, name: str) -> list[PartTensor]:
         """Return the tensors of a norm."""
         leaves = ("weight", "bias") if self.norm == "layer" else ("weight",)
@@ -149,8 +160,15 @@ class PartKind(Protocol):
     """A kind of block, as its parts know it: a frozen dataclass."""
 
     @property
+    def axis(self) -> str:
+        """What ranks cut its parts along, besides rows."""
+
+    @property
     def curve(self) -> str:
         """Which measured curve says what its parts take together."""
+
+    def recalled(self, units: Mapping[str, int], rows: int, behind: int) -> float:
+        """Return how many columns rows see in all of what is kept, behind so many others."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,6 +189,8 @@ class Part:
         Values. Of what it reads, axes that it has itself are read where its region is, others whole.
     reach
         By a value's name and an axis of it: where a region reaches, if neither is so.
+    cut
+        Whether ranks cut it along the axis of its kind; else it is computed where it is read.
     """
 
     name: str
@@ -182,11 +202,17 @@ class Part:
     writes: Value
     tensors: tuple[PartTensor, ...] = ()
     reach: Mapping[tuple[str, str], Reaching] = field(default_factory=dict)
+    cut: bool = False
 
     @property
     def block(self) -> str:
         """The name of its block."""
         return self.name.rpartition("/")[0]
+
+    @property
+    def recalls(self) -> bool:
+        """Whether it reads what is kept from pass to pass."""
+        return any(value.state for value in self.reads)
 
     def result(self, region: Region) -> dict[str, Spans]:
         """Return the box of what it writes."""

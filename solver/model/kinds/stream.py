@@ -2,43 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
-from solver.model.kinds.part import HIDDEN, ROW, WORD, Part, PartTensor, Residual, TensorUse, Value
+from solver.model.blocks import BlockKind
+from solver.model.kinds.part import HIDDEN, ROW, WHOLE, WORD, Part, PartTensor, Residual, TensorUse, Value
 from solver.model.kinds.weight import Weight
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class Join(BlockKind):
     """x + post_norm(s + bias): what a block computed, s, is added to the stream, x."""
 
-    curve: ClassVar[str] = ""  # the block that reads it has measured it with itself
+    name: ClassVar[str] = "join"
+    axis: ClassVar[str] = WHOLE
+    # No curve: the block that reads it has measured it with itself.
 
-    def parts(
-        self, name: str, stream: Residual, x: Value, s: Value, tensors: tuple[PartTensor, ...]
-    ) -> tuple[Part, ...]:
+    def part(self, name: str, stream: Residual, x: Value, s: Value, tensors: tuple[PartTensor, ...]) -> Part:
         """Return its part."""
         rows, name = x.shape[0], f"{name}/joined"
         joined = stream.value(name, rows)
-        return (Part(f"{name}/join", self, stream, "join", {ROW: rows}, (x, s), joined, tensors),)
+        return Part(f"{name}/join", self, stream, "join", {ROW: rows}, (x, s), joined, tensors, cut=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """Logits of words, softcap c of c tanh(logits / c) where it is not 0."""
+class Head(BlockKind):
+    """Logits of words, softcap c of c tanh(logits / c) where it is not 0; tied, its matrix is the embedding."""
 
+    name: ClassVar[str] = "head"
+    axis: ClassVar[str] = WORD
     curve: ClassVar[str] = "head"
+
     words: int
     softcap: float = 0.0
+    tied: bool = False
 
-    def tensors(self, name: str, matrix: str, stream: Residual) -> tuple[PartTensor, ...]:
-        """Return its tensors: the last norm's, and the matrix of this name."""
+    def resized(self, total: int) -> Self:
+        """Return such a head of so many words."""
+        return replace(self, words=total)
+
+    def tensors(self, name: str, stream: Residual) -> dict[str, PartTensor]:
+        """Return those of the last norm, and the matrix."""
+        matrix = "embedding/weight" if self.tied else f"{name}/weight"
         weight = Weight((self.words, stream.hidden), 1, words=True)
-        return (*stream.norm_tensors(name), PartTensor(matrix, weight, TensorUse.INTO, WORD, self.words))
+        found = (*stream.norm_tensors("final_norm"), PartTensor(matrix, weight, TensorUse.INTO, WORD, self.words))
+        return {tensor.leaf: tensor for tensor in found}
 
-    def parts(self, name: str, stream: Residual, x: Value, tensors: tuple[PartTensor, ...]) -> tuple[Part, ...]:
+    def parts(self, name: str, stream: Residual, x: Value) -> tuple[Part, ...]:
         """Return its part."""
-        rows = x.shape[0]
+        rows, tensors = x.shape[0], tuple(self.tensors(name, stream).values())
         return (Part(f"{name}/logits", self, stream, "logits", {ROW: rows, WORD: self.words, HIDDEN: x.shape[1]}, (x,),
-                     Value(f"{name}/logits", (ROW, WORD), (rows, self.words)), tensors),)  # fmt: skip
+                     Value(f"{name}/logits", (ROW, WORD), (rows, self.words)), tensors, cut=True),)  # fmt: skip

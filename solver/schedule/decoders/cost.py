@@ -20,21 +20,20 @@ from solver.base.spans import Span
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats, Kernel
 from solver.cluster.decoder_curves import DecoderPart, DecoderSpeeds
-from solver.model.decoder import Decoder, head_parts
-from solver.model.kinds.attention import Attention
-from solver.model.kinds.mlp import Mlp
-from solver.model.kinds.part import FFN, HEAD, KV, ROW, WORD, Part, Region
+from solver.model.blocks import BlockKind, parts_of
+from solver.model.decoder import Decoder
+from solver.model.kinds.part import ROW, Part, Region
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage
 from solver.plan.plan import Wire
 from solver.schedule.clocks import Messages
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
-from solver.schedule.decoders.memory import rank_memory
+from solver.schedule.decoders.memory import RankMemory, most_memory
 from solver.schedule.decoders.steps import (
     CANDIDATE_NUMBERS,
-    CODED,
-    NAMES,
+    EXACT_NAMES,
     OWN,
+    SUM,
     PassParts,
     follow_crew,
     pass_parts,
@@ -94,26 +93,9 @@ class DecoderSetting:
         """Number of devices, p."""
         return len(self.speeds)
 
-    def attention_s(self, attention: Attention, heads: int, rows: int, behind: int) -> Floats:
-        """Return the seconds of so many heads on every device, [p], for rows behind so many tokens."""
-        kv_heads = attention.kv_span(Span(0, heads)).size
-        return self._kind_s(attention, {ROW: rows, HEAD: heads, KV: kv_heads}, behind)
-
-    def mlp_s(self, mlp: Mlp, columns: int, rows: int) -> Floats:
-        """Return the seconds of so many columns on every device, [p]."""
-        return self._kind_s(mlp, {ROW: rows, FFN: columns})
-
-    def words_s(self, words: int) -> Floats:
-        """Return the seconds of so many words of a row on every device, [p]."""
-        return self._kind_s("head", {ROW: 1, WORD: words})
-
-    def _kind_s(self, kind: Attention | Mlp | str, units: Mapping[str, int], behind: int = 0) -> Floats:
-        """Return the seconds of all parts of a kind of block."""
-        if (key := ("parts", kind)) not in self.kept:
-            x = self.model.stream.value("x", 1)
-            own = head_parts(self.model, x) if isinstance(kind, str) else kind.parts("x", self.model.stream, x)
-            self.kept[key] = own
-        return self.block_s(self.kept[key], units, behind)
+    def kind_s(self, kind: BlockKind, share: int, rows: int, behind: int = 0) -> Floats:
+        """Return the seconds of so many units of a block on every device, [p], for rows behind so many tokens."""
+        return self.block_s(parts_of(kind, self.model.stream), {ROW: rows, **kind.units(Span(0, share))}, behind)
 
     def block_s(self, parts: Sequence[Part], units: Mapping[str, int], behind: int) -> Floats:
         """Return the seconds of some parts of a block on every device, [p], for rows behind so many tokens.
@@ -130,9 +112,9 @@ class DecoderSetting:
             precision = PRECISIONS[self.precision]
             size = sum(tensor.held_bytes(precision, units.get(tensor.axis)) for tensor in tensors)
             found = self._part_s(DecoderPart(kind.curve), rows, size)
-            if isinstance(kind, Attention) and any(part.role == "contexts" for part in parts):
-                pairs = rows * seen(kind, rows, behind) * units[HEAD] * kind.head_dim
-                found = found + pairs * np.array([own.cached[self.cache].at(rows) for own in self.speeds])
+            if any(part.recalls for part in parts):
+                recalled = kind.recalled(units, rows, behind)
+                found = found + recalled * np.array([own.cached[self.cache].at(rows) for own in self.speeds])
             self.kept[key] = found
         return np.asarray(self.kept[key])
 
@@ -158,13 +140,6 @@ def decoder_setting(
 def setting_of(model: Decoder, cluster: Cluster, asked: TokenRequest | DecoderPlan) -> DecoderSetting:
     """Prepare to price plans as they are asked for, or one that is there."""
     return decoder_setting(model, cluster, asked.precision, asked.cache, asked.wire)
-
-
-def seen(attention: Attention, rows: int, behind: int) -> float:
-    """Return how many tokens a row sees on average, itself among them."""
-    if not attention.window or behind + rows <= attention.window:
-        return behind + (rows + 1) / 2
-    return float(np.minimum(behind + np.arange(1, rows + 1), attention.window).mean())
 
 
 def chunks(prompt: int) -> Iterator[tuple[int, int]]:
@@ -211,7 +186,7 @@ def _summed(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], row
     if key not in s.kept:
         value = s.model.stream.value("sum", rows)
         have, want = (some_have(value, own, s.devices) for own in (senders, ranks))
-        steps = exchanges(NAMES["mlp"], value, (have,), want, partial=True, two_steps=two)
+        steps = exchanges(SUM, value, (have,), want, partial=True, two_steps=two)
         s.kept[key] = _one_after_the_other([moved(s, step) for step in steps])
     found: SumTimes = s.kept[key]
     return found
@@ -228,7 +203,7 @@ def _one_after_the_other(steps: Sequence[Moved]) -> SumTimes:
 
 def moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
     """Return what an exchange takes: of its messages' CPU time, what is sent counts before and what arrives after."""
-    key = step.name in CODED, step.value.shape, step.partial, step.lies
+    key = step.name not in EXACT_NAMES, step.value.shape, step.partial, step.lies
     if key not in s.kept:
         s.kept[key] = _moved(s, step)
     found: Moved = s.kept[key]
@@ -237,7 +212,7 @@ def moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
 
 def _moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
     width = step.value.shape[-1] if len(step.value.axes) > 1 else 1
-    coded = step.name in CODED
+    coded = step.name not in EXACT_NAMES
     row_bytes = s.wire.row_bytes(width) if coded else FLOAT_BYTES * width
     matrix = (step.moved[0] // width * row_bytes).astype(float)
     if not coded:
@@ -272,7 +247,7 @@ def sent_over(s: DecoderSetting, sizes: Sequence[tuple[int, int, float]]) -> Sum
 
 def price_pass(s: DecoderSetting, plan: DecoderPlan, rows: int, behind: int, chosen: int = 1) -> Price:
     """Price a pass of rows behind so many tokens, step by step; arguments as of `pass_steps`."""
-    held = tuple(needs.weights + needs.embedding for needs in rank_memory(s.model, plan))
+    held = tuple(needs.weights + needs.embedding for needs in most_memory(s.model, plan))
     return Price(tuple(pass_steps(s, plan, rows, behind, chosen)), held)
 
 
@@ -323,7 +298,7 @@ def _of_one(values: NDArray[Any]) -> NDArray[Any]:
 def _computing(s: DecoderSetting, behind: int, step: ComputeStep) -> tuple[Floats, tuple[str, ...]]:
     """Return the seconds of a computation, and what is computed; of none, until a pass begins.
 
-    What is added to the stream before a half layer was measured with it.
+    What is added to the stream before a block was measured with it.
     """
     key = (
         behind,
@@ -391,13 +366,11 @@ def answers_seconds(s: DecoderSetting, plans: Sequence[DecoderPlan], asked: Toke
     return _first(s, plans, asked.prompt) + asked.tokens * _seconds(s, plans, 1, asked.behind, 1)
 
 
-def predicted(s: DecoderSetting, plan: DecoderPlan, prompt: int, behind: int) -> DecoderPlan:
-    """Return the plan with what is predicted for it."""
+def predicted(
+    s: DecoderSetting, plan: DecoderPlan, memory: Sequence[RankMemory], prompt: int, behind: int
+) -> DecoderPlan:
+    """Return the plan with what is predicted for it; `memory` as `rank_memory` has it."""
     token = price_pass(s, plan, 1, behind)
     facts = token.prediction
-    memory = tuple(needs.total for needs in rank_memory(s.model, plan))
-    first_s = first_seconds(s, plan, prompt)
-    return replace(
-        plan,
-        predicted=DecoderPrediction(facts.seconds, first_s, facts.compute_s, facts.exchange_s, memory, prompt, behind),
-    )
+    parts = facts.seconds, first_seconds(s, plan, prompt), facts.compute_s, facts.exchange_s
+    return replace(plan, predicted=DecoderPrediction(*parts, tuple(needs.total for needs in memory), prompt, behind))

@@ -6,22 +6,24 @@ both hold it, and its cache.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import groupby
 
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Span
 from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
-from solver.model.decoder import Decoder, DecoderLayer, head_parts
-from solver.model.kinds.attention import Attention
-from solver.model.kinds.mlp import Mlp
-from solver.model.kinds.part import FFN, HEAD, KV, WORD, PartTensor, Residual
+from solver.model.blocks import BlockKind, parts_of, tensors_of, total_of
+from solver.model.decoder import Decoder
+from solver.model.kinds.part import WORD, PartTensor
 from solver.model.kinds.weight import PRECISIONS
 from solver.model.precision import Precision
 from solver.plan.decoder_plan import DecoderPlan
-from solver.schedule.decoders.asked import CHUNK_ROWS
+from solver.plan.plan import Wire
+from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
+from solver.schedule.decoders.passes import DecoderPasses
+from solver.schedule.places import arriving, own_steps, places_of
+from solver.schedule.schedule import ExchangeStep
 
 FLOAT_BYTES = 4
 
@@ -43,8 +45,9 @@ STORED = _in_blocks(2, int4=2, int8=2)  # in the file, where scales are float16
 
 NUMBER_BYTES = {"float32": 4, "int8": 1}  # of a number in the cache
 WORDS_KEPT = 2048  # embedded words that stay in rank 0's memory
-# Of [rows, hidden]: what came in, what goes out, a sum; beside the summands of all ranks.
-STREAMS = 3
+# Of [rows, hidden], at the most: the stream before a block, its summand, the sum, the stream after it; what arrives
+# from the stage before; and of every stage where ranks share blocks what arrives of summands and of sums.
+STREAMS, SUMS = 5, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class RankMemory:
     Parameters
     ----------
     weights
-        Of its halves and words.
+        Of its blocks and words.
     embedding
         Words that rank 0 keeps embedded.
     cache
@@ -74,26 +77,22 @@ class RankMemory:
         return self.weights + self.embedding + self.cache + self.work
 
 
-def attention_bytes(model: Decoder, attention: Attention, heads: int, kv_heads: int, precision: Precision) -> int:
-    """Return the bytes of the weights of some query heads, and of the key and value heads that they need."""
-    return _bytes(_tensors(attention, model.stream), {HEAD: heads, KV: kv_heads}, precision) * (heads > 0)
+def block_bytes(model: Decoder, kind: BlockKind, units: Mapping[str, int], precision: Precision) -> int:
+    """Return the bytes of a block's weights, of so many units of every axis (`BlockKind.units`)."""
+    return _bytes(tensors_of(kind, model.stream).values(), units, precision) * (units[kind.axis] > 0)
 
 
-def mlp_bytes(model: Decoder, mlp: Mlp, columns: int, precision: Precision) -> int:
-    """Return the bytes of the weights of some columns."""
-    return _bytes(_tensors(mlp, model.stream), {FFN: columns}, precision) * (columns > 0)
-
-
-def rows_bytes(model: Decoder, layer: DecoderLayer, precision: Precision) -> int:
-    """Return the bytes of the weights that follow a layer's contexts, which ranks hold that compute rows of prompts."""
-    output = _tensors(layer.attention, model.stream)["output/weight"]
-    return output.held_bytes(precision, layer.attention.heads) + mlp_bytes(model, layer.mlp, layer.mlp.ffn, precision)
+def rows_bytes(model: Decoder, kind: BlockKind, precision: Precision) -> int:
+    """Return the bytes of a block's weights on a rank that computes rows of prompts: all that follows contexts."""
+    units, parts = whole_units(model, kind), parts_of(kind, model.stream)
+    if not any(part.recalls for part in parts):
+        return block_bytes(model, kind, units, precision)
+    return _bytes([tensor for part in parts if part.cut for tensor in part.tensors], units, precision)
 
 
 def words_bytes(model: Decoder, words: int, precision: Precision) -> int:
     """Return the bytes of some rows of the head, and of the norm before it."""
-    (head,) = head_parts(model, model.stream.value("x", 1))
-    return _bytes({tensor.name: tensor for tensor in head.tensors}, {WORD: words}, precision) * (words > 0)
+    return block_bytes(model, model.head_block, {WORD: words}, precision)
 
 
 def embedding_bytes(model: Decoder) -> int:
@@ -101,28 +100,64 @@ def embedding_bytes(model: Decoder) -> int:
     return FLOAT_BYTES * min(WORDS_KEPT, model.vocab) * model.hidden
 
 
-def cache_bytes(attention: Attention, kv_heads: int, cache: str, tokens: int) -> int:
-    """Return the bytes of so many tokens' keys and values of a layer."""
-    return 2 * kv_heads * attention.head_dim * tokens * NUMBER_BYTES[cache]
+def cache_bytes(kind: BlockKind, units: Mapping[str, int], cache: str, tokens: int) -> int:
+    """Return the bytes of what a block keeps of so many tokens."""
+    return kind.kept_numbers(units) * tokens * NUMBER_BYTES[cache]
 
 
-def work_bytes(model: Decoder, ranks: int, width: int, words: int, context: int) -> int:
-    """Return what a rank computes with, at the most: a chunk's stream and summands, `width` columns, logits."""
-    rows = min(CHUNK_ROWS, context)
-    return PROGRAM_BYTES + FLOAT_BYTES * (rows * ((STREAMS + ranks) * model.hidden + width) + words)
+def whole_units(model: Decoder, kind: BlockKind) -> dict[str, int]:
+    """Return how many units of every axis a block has."""
+    return kind.units(Span(0, total_of(kind, model.stream)))
 
 
-def widest(attention: Attention, mlp: Mlp, heads: int, columns: int) -> int:
-    """Return the columns of what a rank with so many heads and columns has at a time."""
-    kv = attention.kv_span(Span(0, heads)).size
-    made = heads + 2 * kv
-    if attention.whole_norms and heads:
-        made += attention.heads + attention.kv_heads
-    return max(made * attention.head_dim, (1 + mlp.gated) * columns)
+def work_bytes(
+    model: Decoder, asked: TokenRequest | DecoderPlan, width: int, words: int, *, shared: int,
+    numbers: int | None = None,
+) -> int:  # fmt: skip
+    """Return what a rank computes with: a chunk's values and messages, `width` columns, logits, and the program.
+
+    Parameters
+    ----------
+    shared
+        In how many stages it shares blocks with other ranks.
+    numbers
+        As `chunk_numbers` has it of a plan; None: at the most, as searches count it, which ask of thousands of plans.
+    """
+    rows = min(CHUNK_ROWS, asked.context)
+    if numbers is None:
+        numbers = (rows + 1) * (STREAMS + SUMS * _copies(asked.wire) * shared) * model.hidden
+    return PROGRAM_BYTES + FLOAT_BYTES * (numbers + rows * width + words)
+
+
+def _copies(wire: Wire) -> int:
+    """Return how often numbers lie there that arrive: as they travel, and as they are added."""
+    return 1 if wire is Wire.FLOAT32 else 2
+
+
+def chunk_numbers(model: Decoder, plan: DecoderPlan) -> list[int]:
+    """Return how many numbers of values every rank has in the pass of a prompt's chunk, and of messages that arrive."""
+    passes, rows = DecoderPasses(model, plan), min(CHUNK_ROWS, plan.context)
+    steps, given = passes.steps(rows, 1, folded=True), passes.given(rows)
+
+    def copies(step: ExchangeStep) -> int:
+        return _copies(plan.wire) if passes.coded(step) else 1
+
+    found = [0] * len(plan.devices)
+    for rank in {rank for stage in plan.stages for rank in stage.ranks}:
+        every = own_steps(steps, rank)
+        values = places_of(every, given if rank in passes.first else None)
+        found[rank] = values.numbers + arriving(every, copies)
+    return found
 
 
 def rank_memory(model: Decoder, plan: DecoderPlan) -> tuple[RankMemory, ...]:
     """Return what every rank needs; of one that takes no part and is not rank 0, nothing."""
+    numbers = chunk_numbers(model, plan)
+    return tuple(_of_rank(model, plan, rank, HELD[plan.precision], own) for rank, own in enumerate(numbers))
+
+
+def most_memory(model: Decoder, plan: DecoderPlan) -> tuple[RankMemory, ...]:
+    """Return what every rank needs, at the most, as searches count it: of passes that are not cut by rows."""
     return tuple(_of_rank(model, plan, rank, HELD[plan.precision]) for rank in range(len(plan.devices)))
 
 
@@ -131,28 +166,33 @@ def stored_bytes(model: Decoder, plan: DecoderPlan, rank: int) -> int:
     return _of_rank(model, plan, rank, STORED[plan.precision]).weights
 
 
-def _of_rank(model: Decoder, plan: DecoderPlan, rank: int, precision: Precision) -> RankMemory:
-    weights, cache, width, ranks = 0, 0, 0, 0
+def _of_rank(
+    model: Decoder, plan: DecoderPlan, rank: int, precision: Precision, numbers: int | None = None
+) -> RankMemory:
+    """Return what a rank needs that has so many numbers of values in a pass; None: at the most."""
+    weights, cache, width, shared = 0, 0, 0, 0
     tokens = plan.context * plan.sequences
     for stage in plan.stages:
         if rank not in stage.ranks:
             continue
-        heads, columns, ranks = stage.heads[rank], stage.columns[rank].size, len(stage.ranks)
+        shared += len(stage.ranks) > 1
         for layer, alike in groupby(model.layers[stage.layers.slice]):
-            kv, layers = layer.attention.kv_span(heads).size, len(list(alike))
-            weights += layers * attention_bytes(model, layer.attention, heads.size, kv, precision)
-            weights += layers * mlp_bytes(model, layer.mlp, columns, precision)
-            cache += layers * cache_bytes(layer.attention, kv, plan.cache, tokens)
-            if stage.rows and stage.rows[rank]:
-                weights += layers * rows_bytes(model, layer, precision)
-                width = max(width, (1 + layer.mlp.gated) * layer.mlp.ffn)
-            width = max(width, widest(layer.attention, layer.mlp, heads.size, columns))
+            layers = len(list(alike))
+            for kind in layer:
+                units = kind.units(stage.shares[kind.axis][rank])
+                weights += layers * block_bytes(model, kind, units, precision)
+                cache += layers * cache_bytes(kind, units, plan.cache, tokens)
+                width = max(width, kind.made_columns(units))
+                if stage.rows and stage.rows[rank]:
+                    weights += layers * rows_bytes(model, kind, precision)
+                    if not any(part.recalls for part in parts_of(kind, model.stream)):
+                        width = max(width, kind.made_columns(whole_units(model, kind)))
     words = plan.words[rank].size
     weights += words_bytes(model, words, precision)
     embedding = embedding_bytes(model) if rank == 0 else 0
     if not weights and not embedding:
         return RankMemory(0, 0, 0, 0)
-    return RankMemory(weights, embedding, cache, work_bytes(model, ranks, width, words, plan.context))
+    return RankMemory(weights, embedding, cache, work_bytes(model, plan, width, words, shared=shared, numbers=numbers))
 
 
 def decoder_lacks(cluster: Cluster, memory: tuple[RankMemory, ...]) -> str:
@@ -166,22 +206,19 @@ def decoder_lacks(cluster: Cluster, memory: tuple[RankMemory, ...]) -> str:
     return f"does not fit: it would with {' and '.join(short)}" if short else ""
 
 
-def check_memory(model: Decoder, cluster: Cluster, plan: DecoderPlan) -> None:
-    """Refuse a plan for which devices lack memory.
+def check_memory(model: Decoder, cluster: Cluster, plan: DecoderPlan) -> tuple[RankMemory, ...]:
+    """Return what every rank needs; refuse a plan for which devices lack memory.
 
     Raises
     ------
     InfeasiblePlanError
         Naming them, with what they have and need.
     """
-    if lacks := decoder_lacks(cluster, rank_memory(model, plan)):
+    memory = rank_memory(model, plan)
+    if lacks := decoder_lacks(cluster, memory):
         raise InfeasiblePlanError(f"{model.name} by {plan.system} {lacks}")
+    return memory
 
 
-@lru_cache(maxsize=64)
-def _tensors(half: Attention | Mlp, stream: Residual) -> Mapping[str, PartTensor]:
-    return half.tensors("", stream)
-
-
-def _bytes(tensors: Mapping[str, PartTensor], units: Mapping[str, int], precision: Precision) -> int:
-    return sum(tensor.held_bytes(precision, units.get(tensor.axis)) for tensor in tensors.values())
+def _bytes(tensors: Iterable[PartTensor], units: Mapping[str, int], precision: Precision) -> int:
+    return sum(tensor.held_bytes(precision, units.get(tensor.axis)) for tensor in tensors)

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from solver.base.spans import Span
-from solver.model.decoder import STREAM, Decoder
+from solver.model.decoder import STREAM, Decoder, named_blocks
 from solver.model.kinds.attention import Attention
 from solver.model.kinds.part import Value
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.decoders.asked import CHUNK_ROWS
-from solver.schedule.decoders.steps import BY_RANK_0, CODED, pass_schedule
+from solver.schedule.decoders.steps import BY_RANK_0, EXACT_NAMES, pass_schedule
 from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep
 
 
@@ -55,7 +55,7 @@ class DecoderPasses:
         return [step for step in every if isinstance(step, ComputeStep) or step.name not in BY_RANK_0]
 
     def coded(self, step: ExchangeStep) -> bool:  # noqa: D102
-        return step.name in CODED
+        return step.name not in EXACT_NAMES
 
     def given(self, rows: int) -> Value:  # noqa: D102
         return self.model.stream.value(STREAM, rows)
@@ -63,4 +63,6 @@ class DecoderPasses:
     def kept(self) -> Iterator[tuple[str, Attention, Sequence[Span]]]:  # noqa: D102
         for stage in self.plan.stages:
             for number in range(stage.layers.start, stage.layers.stop):
-                yield f"layers/{number}/attention/cache", self.model.layers[number].attention, tuple(stage.heads)
+                for name, kind in named_blocks(self.model.layers[number]).items():
+                    if isinstance(kind, Attention):
+                        yield f"layers/{number}/{name}/cache", kind, tuple(stage.shares[kind.axis])

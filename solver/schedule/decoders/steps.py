@@ -14,12 +14,11 @@ import numpy as np
 
 from solver.base.spans import Partition, Span
 from solver.model.decoder import STREAM, Decoder, head_parts, layer_parts
-from solver.model.kinds.part import FFN, HEAD, KV, NUMBER, ROW, WORD, Part, Region, Spans, Value, whole
+from solver.model.kinds.part import HIDDEN, NUMBER, ROW, WHOLE, WORD, Part, Region, Spans, Value, whole
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.regions import Lengths, spans_of
 from solver.schedule.schedule import (
     NOWHERE,
-    WHOLE,
     WITH_READER,
     AnyStep,
     ComputeStep,
@@ -29,23 +28,14 @@ from solver.schedule.schedule import (
     schedule,
 )
 
-# Along which axis the ranks of a stage cut parts; those before them are computed with them.
-CUTS: Mapping[str, str] = {"output": HEAD, "down": FFN, "join": WHOLE}
-BY_ROWS: Mapping[str, str] = {"contexts": HEAD, "output": ROW, "down": ROW, "join": ROW}
-# Of what plans of one structure have more or less.
-SHARED = (HEAD, KV, FFN, WORD)
 # What rank 0 says of a pass, int64, and then one for every sequence: that it is one, its shape, whether it chooses the
 # scales of an int8 cache, how many candidates a row has, whether some words are not allowed, and whether one more word
 # of each row is asked for.
 FACTS = 9
 OWN, CANDIDATE_NUMBERS = 2, 3  # what a rank tells of itself after a pass, float64, and of a row's likeliest word
 BY_RANK_0 = ("tokens", "candidates")  # exchanges
-# Exchanges by what they bring, and those whose numbers travel as the plan's wire says.
-STREAM_NAME = "stream"
-NAMES = {
-    "attention": "sum of attention", "mlp": "sum of mlp", "attention/contexts": "contexts", "mlp/joined": "rows",
-}  # fmt: skip
-CODED = tuple(NAMES.values())
+STREAM_NAME, SUM = "stream", "sum of"
+EXACT_NAMES = (STREAM_NAME, *BY_RANK_0)  # of exchanges whose numbers do not travel as the plan's wire says
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,16 +94,20 @@ def pass_parts(
     """
     x = begin = model.stream.value(STREAM, rows)
     layers: list[tuple[Span, list[PlacedPart]]] = []
+    names = {STREAM: STREAM_NAME}
     for number, (stage, by_rows) in enumerate(stages):
         for span in _runs(model, stage) if folded else _each(stage):
             parts, x = layer_parts(model, span.start, x)
-            layers.append((span, [_placed(part, number, by_rows=by_rows) for part in parts]))
-    layers.append((NOWHERE, [PlacedPart(part, WORD, stage=len(stages) - 1) for part in head_parts(model, x)]))
+            layers.append((span, _placed(parts, number, by_rows=by_rows)))
+            names |= {part.writes.name: _brings(part) for part in parts}
+        if number + 1 < len(stages):
+            names[x.name] = STREAM_NAME
+    layers.append((NOWHERE, _placed(head_parts(model, x), len(stages) - 1, by_rows=False)))
     every = [placed for _, some in layers for placed in some]
     read = read_rows(every, {every[-1].part.writes.name: Span(rows - chosen, rows)})
     left = {placed.part.name: placed for placed in read}
     found = ((span, tuple(left[own.part.name] for own in some if own.part.name in left)) for span, some in layers)
-    return PassParts(begin, tuple(found), chosen, _names([layers for layers, _ in stages]))
+    return PassParts(begin, tuple(found), chosen, names)
 
 
 def planned(parts: PassParts, plan: DecoderPlan) -> tuple[AnyStep, ...]:
@@ -134,7 +128,7 @@ def follow_crew(steps: Iterable[AnyStep]) -> bool:
 
     Then they are the same under all plans of one structure.
     """
-    return not any(set(step.value.axes) & set(SHARED) for step in steps if isinstance(step, ExchangeStep))
+    return all({ROW, HIDDEN, NUMBER}.issuperset(step.value.axes) for step in steps if isinstance(step, ExchangeStep))
 
 
 def planned_alike(steps: Iterable[AnyStep], plans: Sequence[DecoderPlan]) -> list[AnyStep]:
@@ -147,8 +141,8 @@ def _cuts(plans: Sequence[DecoderPlan]) -> dict[tuple[int, str], Spans]:
     """Return who has what under some plans, [n, p, 2], by the stage and the axis that is cut."""
     found = {}
     for number, stages in enumerate(zip(*(plan.stages for plan in plans), strict=True)):
-        found[number, HEAD] = _spans(stage.heads for stage in stages)
-        found[number, FFN] = _spans(stage.columns for stage in stages)
+        for axis in stages[0].shares:
+            found[number, axis] = _spans(stage.shares[axis] for stage in stages)
     found[len(plans[0].stages) - 1, WORD] = _spans(plan.words for plan in plans)
     return found
 
@@ -171,11 +165,31 @@ def _runs(model: Decoder, stage: Span) -> Iterator[Span]:
         start = stop
 
 
-def _placed(part: Part, stage: int, *, by_rows: bool) -> PlacedPart:
-    axis = (BY_ROWS if by_rows else CUTS).get(part.role, WITH_READER)
-    return PlacedPart(
-        part, axis, begins=axis == WHOLE or (by_rows and part.role in ("contexts", "output")), stage=stage
-    )
+def _placed(parts: Iterable[Part], stage: int, *, by_rows: bool) -> list[PlacedPart]:
+    """Return parts as the ranks of a stage cut them.
+
+    By rows, what is kept stays where it is: who has it computes with it for all rows, and others go on with theirs. A
+    computation begins with what all compute, and where it goes over from one cut to the other.
+    """
+    found: list[PlacedPart] = []
+    before = ROW
+    for part in parts:
+        axis = WITH_READER
+        if part.cut:
+            axis = ROW if by_rows else part.kind.axis
+        elif by_rows and part.recalls:
+            axis = part.kind.axis
+        found.append(PlacedPart(part, axis, begins=axis == WHOLE or (by_rows and axis != before), stage=stage))
+        before = before if axis == WITH_READER else axis
+    return found
+
+
+def _brings(part: Part) -> str:
+    """Return what an exchange is called that brings what a part makes: the sum of a block, rows of the stream, …."""
+    if part.kind.axis == WHOLE:
+        return ROW
+    last = part.writes.name.rpartition("/")[2]
+    return f"{SUM} {last}" if part.writes.name == part.block else last
 
 
 def _spans(partitions: Iterable[Partition]) -> Spans:
@@ -191,17 +205,6 @@ def some_have(value: Value, ranks: Collection[int], devices: int) -> Region:
     """Return that some ranks have all of a value."""
     taking = _mask(ranks, devices)[None, :, None]
     return {axis: taking * whole(length) for axis, length in zip(value.axes, value.shape, strict=True)}
-
-
-def _names(stages: Sequence[Span]) -> dict[str, str]:
-    """Return what exchanges are called, by their value's name; what goes from stage to stage is the stream."""
-    found = {STREAM: STREAM_NAME}
-    for stage in stages:
-        layers = range(stage.start, stage.stop)
-        found |= {f"layers/{number}/{value}": name for number in layers for value, name in NAMES.items()}
-        if stage is not stages[-1]:
-            found[f"layers/{layers[-1]}/mlp/joined"] = STREAM_NAME
-    return found
 
 
 def _tokens(plan: DecoderPlan, stream: Value) -> ExchangeStep:

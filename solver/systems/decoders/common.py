@@ -13,18 +13,18 @@ from solver.base.phrases import counted
 from solver.base.spans import Partition, Span
 from solver.cluster.cluster import MIB, Cluster
 from solver.cluster.curves import Floats
+from solver.model.blocks import total_of
 from solver.model.decoder import Decoder
-from solver.plan.decoder_plan import DecoderPlan, DecoderStage
+from solver.plan.decoder_plan import DecoderPlan, DecoderStage, all_on, stage_on
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import DecoderSetting, chunks, predicted, setting_of, two_steps_from
 from solver.schedule.decoders.memory import (
     HELD,
-    attention_bytes,
+    block_bytes,
     cache_bytes,
     check_memory,
     embedding_bytes,
-    mlp_bytes,
-    widest,
+    whole_units,
     words_bytes,
     work_bytes,
 )
@@ -59,19 +59,20 @@ def whole_layers(s: DecoderSetting, cluster: Cluster, asked: TokenRequest) -> Wh
     model, seconds = s.model, np.zeros(s.devices)
     passes = [(1, asked.behind, asked.tokens), *((rows, behind, 1) for rows, behind in chunks(asked.prompt))]
     for layer in model.layers:
-        own = layer.attention
         for rows, behind, often in passes:
-            seconds += often * s.attention_s(own, own.heads, rows, behind)
-            seconds += often * s.mlp_s(layer.mlp, layer.mlp.ffn, rows)
+            for kind in layer:
+                seconds += often * s.kind_s(kind, total_of(kind, model.stream), rows, behind)
     tokens, held = asked.context * asked.sequences, HELD[asked.precision]
+    whole = {kind: whole_units(model, kind) for layer in set(model.layers) for kind in layer}
     size = max(
-        attention_bytes(model, layer.attention, layer.attention.heads, layer.attention.kv_heads, held)
-        + mlp_bytes(model, layer.mlp, layer.mlp.ffn, held)
-        + cache_bytes(layer.attention, layer.attention.kv_heads, asked.cache, tokens)
+        sum(
+            block_bytes(model, kind, whole[kind], held) + cache_bytes(kind, whole[kind], asked.cache, tokens)
+            for kind in layer
+        )
         for layer in set(model.layers)
     )
-    width = max(widest(layer.attention, layer.mlp, layer.attention.heads, layer.mlp.ffn) for layer in set(model.layers))
-    taken = work_bytes(model, 1, width, model.vocab, asked.context) + words_bytes(model, model.vocab, held)
+    width = max(kind.made_columns(units) for kind, units in whole.items())
+    taken = work_bytes(model, asked, width, model.vocab, shared=0) + words_bytes(model, model.vocab, held)
     room = memory_room(model, cluster) - taken
     return WholeLayers(seconds / len(model.layers), room, size)
 
@@ -94,11 +95,6 @@ def plan_of(
     )  # fmt: skip
 
 
-def all_on(rank: int, ranks: int, total: int) -> Partition:
-    """Return the partition of which one rank has all."""
-    return Partition.of_counts([total * (other == rank) for other in range(ranks)])
-
-
 def chain(
     model: Decoder, cluster: Cluster, asked: TokenRequest, parts: Sequence[tuple[int, int]], system: str
 ) -> DecoderPlan:
@@ -106,11 +102,7 @@ def chain(
     ranks = len(cluster.devices)
     stops = accumulate((count for _, count in parts), initial=0)
     stages = [
-        DecoderStage(
-            Span(start, stop),
-            all_on(rank, ranks, model.layers[start].attention.heads),
-            all_on(rank, ranks, model.layers[start].mlp.ffn),
-        )
+        stage_on(model, Span(start, stop), rank, ranks)
         for (rank, _), (start, stop) in zip(parts, pairwise(stops), strict=True)
     ]
     words = all_on(parts[-1][0], ranks, model.vocab)
@@ -127,9 +119,9 @@ def finished(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, plan: Dec
         If devices lack memory for it.
     """
     plan.check(s.model, s.devices)
-    check_memory(s.model, cluster, plan)
+    memory = check_memory(s.model, cluster, plan)
     plan = replace(plan, two_steps_from=two_steps_from(s, plan.stages))
-    return predicted(s, plan, asked.prompt, asked.behind)
+    return predicted(s, plan, memory, asked.prompt, asked.behind)
 
 
 def layers_do_not_fit(

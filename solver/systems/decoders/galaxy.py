@@ -7,26 +7,28 @@ Memory counts the cache with its heads, which Galaxy, for encoders, does not hav
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Partition, Span
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.decoder import Decoder
+from solver.model.kinds.part import WORD
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.cost import setting_of
 from solver.schedule.decoders.memory import (
     FLOAT_BYTES,
     HELD,
-    attention_bytes,
+    block_bytes,
     cache_bytes,
-    mlp_bytes,
     words_bytes,
     work_bytes,
 )
 from solver.systems.decoders.common import finished, memory_room, plan_of, whole_layers
-from solver.systems.decoders.megatron import axes
+from solver.systems.decoders.megatron import WholeAxis, axes
 from solver.systems.galaxy import allocate
 
 BLOCK_OF_WORDS = 256
@@ -36,11 +38,11 @@ def plan_galaxy(model: Decoder, cluster: Cluster, asked: TokenRequest) -> Decode
     """Share heads, columns and words by capacity, then repair what memory does not hold."""
     s = setting_of(model, cluster, asked)
     whole = whole_layers(s, cluster, asked)
-    heads, columns, (vocab, _) = axes(model, asked)
-    units = [(vocab, BLOCK_OF_WORDS), columns, heads]
-    totals = [-(-total // size) for total, size in units]
+    *of_blocks, words = axes(model, asked)
+    units = [replace(words, size=BLOCK_OF_WORDS), *reversed(of_blocks)]
+    totals = [-(-axis.total // axis.size) for axis in units]
     room = np.maximum(memory_room(model, cluster) - _beside(model, cluster, asked), 0.0)
-    sizes = _unit_bytes(model, asked, heads[1], columns[1])
+    sizes = [_unit_bytes(model, asked, axis) for axis in units]
     counts, short = allocate(1 / whole.seconds, totals, sizes, room)
     if short.any():
         missing, rank = short.sum() / MIB, int(room.argmax())
@@ -48,12 +50,12 @@ def plan_galaxy(model: Decoder, cluster: Cluster, asked: TokenRequest) -> Decode
             f"{model.name} by galaxy does not fit: {missing:.0f} MiB are missing in all, {cluster.names[rank]} has "
             f"{cluster.devices[rank].memory_bytes / MIB:.0f}"
         )
-    words, its_columns, its_heads = (
-        Partition.of_counts(_clipped(own.tolist(), size, total))
-        for own, (total, size) in zip(counts, units, strict=True)
-    )
-    stage = DecoderStage(Span(0, len(model.layers)), its_heads, its_columns)
-    return finished(s, cluster, asked, plan_of(asked, cluster.names, [stage], words, "galaxy"))
+    shares = {
+        axis.name: Partition.of_counts(_clipped(own.tolist(), axis.size, axis.total))
+        for axis, own in zip(units, counts, strict=True)
+    }
+    stage = DecoderStage(Span(0, len(model.layers)), {axis.name: shares[axis.name] for axis in of_blocks})
+    return finished(s, cluster, asked, plan_of(asked, cluster.names, [stage], shares[WORD], "galaxy"))
 
 
 def _clipped(units: list[int], size: int, total: int) -> list[int]:
@@ -61,22 +63,21 @@ def _clipped(units: list[int], size: int, total: int) -> list[int]:
     return [int(count) for count in np.diff(stops, prepend=0)]
 
 
-def _unit_bytes(model: Decoder, asked: TokenRequest, heads: int, columns: int) -> list[int]:
-    """Return the bytes of a block of words, of columns and of heads in all layers, with their cache."""
+def _unit_bytes(model: Decoder, asked: TokenRequest, axis: WholeAxis) -> int:
+    """Return the bytes of a block of words, or of a unit of an axis in all layers, with its cache."""
     tokens, rows = asked.context * asked.sequences, min(CHUNK_ROWS, asked.context)
     held = HELD[asked.precision]
-    one, two = (words_bytes(model, blocks * BLOCK_OF_WORDS, held) for blocks in (1, 2))
-    taken = [two - one, 0, 0]  # without the norm, which a share has once
-    for layer in model.layers:
-        kv = -(-heads // layer.attention.group)
-        taken[1] += mlp_bytes(model, layer.mlp, columns, held)
-        taken[2] += attention_bytes(model, layer.attention, heads, kv, held)
-        taken[2] += cache_bytes(layer.attention, kv, asked.cache, tokens)
-    taken[1] += 2 * FLOAT_BYTES * rows * columns
-    taken[2] += FLOAT_BYTES * rows * 3 * heads * model.layers[0].attention.head_dim
+    if axis.name == WORD:
+        one, two = (words_bytes(model, blocks * axis.size, held) for blocks in (1, 2))
+        return two - one  # without the norm, which a share has once
+    kinds = [kind for layer in model.layers for kind in layer if kind.axis == axis.name]
+    taken = FLOAT_BYTES * rows * kinds[0].made_columns(kinds[0].units(Span(0, axis.size)))
+    for kind in kinds:
+        units = kind.units(Span(0, axis.size))
+        taken += block_bytes(model, kind, units, held) + cache_bytes(kind, units, asked.cache, tokens)
     return taken
 
 
 def _beside(model: Decoder, cluster: Cluster, asked: TokenRequest) -> int:
-    """Return what a device needs beside its share, at the most: all logits, and the summands of all."""
-    return work_bytes(model, len(cluster.devices), 0, model.vocab, asked.context)
+    """Return what a device needs beside its share, at the most, with all logits."""
+    return work_bytes(model, asked, 0, model.vocab, shared=int(len(cluster.devices) > 1))

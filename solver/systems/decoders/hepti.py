@@ -1,9 +1,9 @@
 """Hepti's own plan of a language model: the best of shares in one stage, of any devices, and of stages.
 
 Shares: `solver.programs.decoder_shares`. Stages pay where memory has no room for shares of one, and where links are so
-slow that two exchanges a layer cost more than devices that wait. Layers go to stages by a dynamic program over the sets
-U of devices that are used and the layers j that are done; a stage is a set T of devices, c_T the seconds of a layer on
-them (in shares as fast as they are, with both sums), h_T of the hop to them, and m_T the layers that they hold:
+slow that exchanges within layers cost more than devices that wait. Layers go to stages by a dynamic program over the
+sets U of devices that are used and the layers j that are done; a stage is a set T of devices, c_T the seconds of a
+layer on them (in shares as fast as they are, with its sums), h_T of the hop to them, and m_T the layers that they hold:
 
     f(0, {}) = 0
     f(j, U + T) = min over i < j of f(i, U) + (j - i) c_T + h_T     if no device of T is in U, and j - i <= m_T
@@ -21,11 +21,11 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from solver.base.errors import InfeasiblePlanError
-from solver.base.spans import Partition, Span
+from solver.base.spans import Span
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.decoder import Decoder
-from solver.plan.decoder_plan import DecoderPlan, DecoderStage
-from solver.programs.decoder_shares import StageTask, best_shares, head_units, shares, units_of
+from solver.plan.decoder_plan import DecoderPlan, DecoderStage, all_on, stage_on, whole_on
+from solver.programs.decoder_shares import StageTask, best_shares, shares, stage_of, unit_sizes, units_of
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import (
     DecoderSetting,
@@ -38,7 +38,7 @@ from solver.schedule.decoders.cost import (
 )
 from solver.schedule.decoders.memory import HELD, decoder_lacks, rank_memory, words_bytes, work_bytes
 from solver.schedule.timing import FLOAT_BYTES
-from solver.systems.decoders.common import WholeLayers, all_on, finished, memory_room, plan_of, whole_layers
+from solver.systems.decoders.common import WholeLayers, finished, memory_room, plan_of, whole_layers
 
 MOST = 8  # devices that the program of stages sees: 3^8 steps
 MOST_SHARING = 12  # devices that the program of shares sees
@@ -85,22 +85,20 @@ def _staged(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: Who
     chosen = best_stages(_sets(s, cluster, asked, whole), len(s.model.layers))
     if len(chosen) < 2:
         return None
-    ranks, stages, words = s.devices, [], None
+    ranks, stages, words = s.devices, list[DecoderStage](), None
     for (members, _), layers in zip(chosen, _spans(chosen), strict=True):
-        first = s.model.layers[layers.start]
         last = layers.stop == len(s.model.layers)
         if len(members) == 1:
-            heads, columns = (all_on(members[0], ranks, total) for total in (first.attention.heads, first.mlp.ffn))
+            stages.append(stage_on(s.model, layers, members[0], ranks))
             words = all_on(members[0], ranks, s.model.vocab)
-        else:
-            room = np.where(np.isin(np.arange(ranks), members), memory_room(s.model, cluster), -1.0)
-            task = StageTask(s, asked, room, layers, words=last)
-            counts = shares(task, len(members), units_of(task, head_units(task)[0]))
-            if counts is None:
-                return None
-            heads, columns = (Partition.of_counts(own) for own in counts[:2])
-            words = Partition.of_counts(counts[2]) if last else None
-        stages.append(DecoderStage(layers, heads, columns))
+            continue
+        room = np.where(np.isin(np.arange(ranks), members), memory_room(s.model, cluster), -1.0)
+        task = StageTask(s, asked, room, layers, words=last)
+        counts = shares(task, len(members), units_of(task, unit_sizes(task)[0]))
+        if counts is None:
+            return None
+        stage, words = stage_of(task, counts)
+        stages.append(stage)
     assert words is not None
     plan = plan_of(asked, cluster.names, stages, words, "hepti")
     return None if decoder_lacks(cluster, rank_memory(s.model, plan)) else plan
@@ -129,13 +127,15 @@ def _sets(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: Whole
     free = memory_room(model, cluster)
     able = [rank for rank in np.argsort(whole.seconds, kind="stable").tolist() if free[rank] > 0][:MOST]
     passes = [(1, asked.tokens), *((rows, 1) for rows, _ in chunks(asked.prompt))]
+    blocks = sum(map(len, model.layers)) / len(model.layers)  # of a mean layer: each ends with a sum
     found = []
     for number in range(1, 1 << len(able)):
         ranks = tuple(sorted(rank for place, rank in enumerate(able) if number >> place & 1))
         exchanges = [(often, summed(s, ranks, ranks, rows)) for rows, often in passes if len(ranks) > 1]
         sums = sum(often * own.longest_s for often, own in exchanges)
-        layer_s = 1 / float((1 / whole.seconds[list(ranks)]).sum()) + 2 * sums
-        room = float(np.maximum(free[list(ranks)] - work_bytes(model, len(ranks), 0, 0, asked.context), 0.0).sum())
+        layer_s = 1 / float((1 / whole.seconds[list(ranks)]).sum()) + blocks * sums
+        work = work_bytes(model, asked, 0, 0, shared=int(len(ranks) > 1))
+        room = float(np.maximum(free[list(ranks)] - work, 0.0).sum())
         held, held_last = (int(max(size, 0.0) // whole.size) for size in (room, room - head))
         hop_s = sum(often * _hop_s(s, ranks, rows) for rows, often in passes)
         if held:
@@ -204,7 +204,7 @@ def _no_room(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, task: Sta
 
     def fits(less: TokenRequest) -> bool:
         smaller = replace(task, asked=less)
-        units = units_of(smaller, head_units(task)[0])
+        units = units_of(smaller, unit_sizes(task)[0])
         return any(shares(smaller, ranks, units) is not None for ranks in sorted({able, 1}) if ranks)
 
     what = f"{s.model.name} in {asked.precision} with a {asked.cache} cache"
@@ -223,9 +223,8 @@ def _no_room(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, task: Sta
         return InfeasiblePlanError(
             f"{what} has no room for {wanted}, it has for {', or for '.join(room)}: take {', or '.join(instead)}"
         )
-    heads, columns, words = (all_on(0, s.devices, total) for total in (*task.totals[:2], s.model.vocab))
-    one = plan_of(asked, cluster.names, [DecoderStage(task.layers, heads, columns)], words, "")
-    needed = rank_memory(s.model, replace(one, context=1))[0].total / MIB
+    facts = {"precision": asked.precision, "cache": asked.cache, "sequences": asked.sequences}
+    needed = rank_memory(s.model, whole_on(s.model, cluster.names, 0, context=1, **facts))[0].total / MIB
     has = sum(device.memory_bytes for device in cluster.devices) / MIB
     return InfeasiblePlanError(
         f"{what} needs {needed:.0f} MiB on one device without any context, more on several; all of them have {has:.0f}"

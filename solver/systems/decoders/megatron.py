@@ -7,14 +7,17 @@ besides for 2^n devices, no more than groups; here more have columns and words o
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from solver.base.errors import HeptiError
 from solver.base.spans import Partition, Span, largest_remainder
 from solver.cluster.cluster import Cluster
 from solver.model.decoder import Decoder
-from solver.plan.decoder_plan import DecoderPlan, DecoderStage, column_unit, head_unit
+from solver.model.kinds.part import WORD
+from solver.plan.decoder_plan import DecoderPlan, DecoderStage, cut_unit, totals_of
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import setting_of
+from solver.schedule.decoders.memory import whole_units
 from solver.systems.decoders.common import finished, plan_of
 
 
@@ -25,35 +28,45 @@ def plan_megatron(model: Decoder, cluster: Cluster, asked: TokenRequest) -> Deco
 
 def in_shares(model: Decoder, cluster: Cluster, asked: TokenRequest, shares: list[float], system: str) -> DecoderPlan:
     """Return the plan of one stage in which all is shared out so, in whole groups and blocks."""
-    heads, columns, words = axes(model, asked)
-    stage = DecoderStage(Span(0, len(model.layers)), in_units(shares, *heads), in_units(shares, *columns))
-    plan = plan_of(asked, cluster.names, [stage], in_units(shares, *words), system)
+    *of_blocks, words = axes(model, asked)
+    stage = DecoderStage(Span(0, len(model.layers)), {axis.name: in_units(shares, axis) for axis in of_blocks})
+    plan = plan_of(asked, cluster.names, [stage], in_units(shares, words), system)
     return finished(setting_of(model, cluster, asked), cluster, asked, plan)
 
 
-def axes(model: Decoder, asked: TokenRequest) -> list[tuple[int, int]]:
-    """Return of heads, columns and words how many there are, and of how many a unit is; of a model of one width.
+@dataclass(frozen=True, slots=True)
+class WholeAxis:
+    """What is shared out of a model of one width: of an axis how many units, and of how many a share is made up."""
+
+    name: str
+    total: int
+    size: int
+
+
+def axes(model: Decoder, asked: TokenRequest) -> list[WholeAxis]:
+    """Return what is shared out of a model of one width, words at last.
 
     Raises
     ------
     HeptiError
         If its layers differ in width: then no share fits all of them.
     """
-    layer = model.layers[0]
-    for what, sizes in (
-        ("heads", {(own.attention.heads, own.attention.kv_heads) for own in model.layers}),
-        ("columns", {own.mlp.ffn for own in model.layers}),
-    ):
+    found = []
+    for name, total in totals_of(model, Span(0, len(model.layers))).items():
+        kinds = {kind for layer in model.layers for kind in layer if kind.axis == name}
+        sizes = {tuple(whole_units(model, kind).values()) for kind in kinds}
         if len(sizes) > 1:
-            raise HeptiError(f"{model.name}: layers have {sorted(sizes)} {what}: only whole layers can be shared out")
-    groups = math.lcm(layer.attention.group, head_unit(layer.attention, asked.precision))
-    return [(layer.attention.heads, groups), (layer.mlp.ffn, column_unit(asked.precision)), (model.vocab, 1)]
+            has = sorted(size if len(size) > 1 else size[0] for size in sizes)
+            raise HeptiError(f"{model.name}: layers have {has} {name}: only whole layers can be shared out")
+        size = math.lcm(*(math.lcm(kind.group or 1, cut_unit(kind, model.stream, asked.precision)) for kind in kinds))
+        found.append(WholeAxis(name, total, size))
+    return [*found, WholeAxis(WORD, model.vocab, 1)]
 
 
-def in_units(shares: list[float], total: int, size: int) -> Partition:
+def in_units(shares: list[float], axis: WholeAxis) -> Partition:
     """Round shares to whole units; the last unit may not be full."""
     stop, stops = 0, []
-    for count in largest_remainder(shares, -(-total // size)):
-        stop += count * size
-        stops.append(min(stop, total))
+    for count in largest_remainder(shares, -(-axis.total // axis.size)):
+        stop += count * axis.size
+        stops.append(min(stop, axis.total))
     return Partition.of_counts([after - before for before, after in zip([0, *stops], stops, strict=False)])

@@ -22,12 +22,10 @@ from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels.backends import backend
 from solver.base.environment import omp_threads
-from solver.base.spans import Span
 from solver.model.named import named_model
-from solver.model.spec import tensor_shapes
 from solver.plan.plan import block_by_rows, blockwise_plan
+from tests.kit.encoders import tensors_of
 from tests.kit.in_memory import layers_of
-from weights.synthesize import synthetic_rows
 
 FUSED = "com.microsoft"
 
@@ -127,8 +125,7 @@ def main():
     parser.add_argument("--runs", type=int, default=40)
     options = parser.parse_args()
     spec = named_model("bert-large", options.layers)
-    shapes = {name: shape for name, shape in tensor_shapes(spec).items() if name.startswith("layers/")}
-    tensors = {name: synthetic_rows(name, shape, Span(0, shape[0])) for name, shape in shapes.items()}
+    tensors = {name: array for name, array in tensors_of(spec).items() if name.startswith("layers/")}
     runs = {
         "one session": session(spec, tensors),
         "onnxruntime": rank(spec, tensors, backend("onnxruntime")),

@@ -43,7 +43,7 @@ def test_an_mlp_is_that_of_its_numbers(tmp_path, hidden, ffn):
         def tensor(leaf):
             return weights.read(f"layers/0/mlp/{leaf}")
 
-        expected = feed(model.layers[0].mlp, tensor, norm(model, tensor, "norm", x[0]))
+        expected = feed(model.layers[0][1], tensor, norm(model, tensor, "norm", x[0]), model.norm_eps)
         of_words = norm(model, weights.read, "final_norm", x[0]) @ weights.read(model.head).T
 
     assert np.abs(part - expected).max() < 0.02 * np.abs(expected).max()

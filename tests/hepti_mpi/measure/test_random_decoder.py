@@ -16,7 +16,7 @@ from tests.kit.decoders import MODELS
 def test_no_number_is_too_small_to_be_normal_or_none(precision, cache):
     """Arithmetic on such numbers takes a hundred times as long on some processors."""
     graphs = RandomDecoder(MODELS["qwen3"], precision)
-    session = graphs._computes(DecoderPart.ATTENTION, 1, cache)
+    session = graphs._computes(DecoderPart.ATTENTION, 2, cache)
     held = {}
     bound = session.bound
     found = []
@@ -27,7 +27,7 @@ def test_no_number_is_too_small_to_be_normal_or_none(precision, cache):
 
     session.bound = kept
     for rows, behind in ((1, 0), (5, 64)):
-        graphs.call(DecoderPart.ATTENTION, 1, rows, behind, cache)()
+        graphs.call(DecoderPart.ATTENTION, 2, rows, behind, cache)()
         found += [np.abs(rows).max() for name, rows in held.items() if name.startswith("layers/")]
 
     assert len(found) == 4
@@ -38,6 +38,6 @@ def test_shares_are_at_least_two_and_no_larger_than_is_quick(monkeypatch):
     model = MODELS["one-kv-head"]
     graphs = RandomDecoder(model, "float32")
 
-    assert graphs.sizes(DecoderPart.ATTENTION) == [1, 2]
+    assert graphs.sizes(DecoderPart.ATTENTION) == [5, 10]
     monkeypatch.setitem(random_decoder.LARGEST_BYTES, DecoderPart.MLP, graphs.bytes_of(DecoderPart.MLP, 64))
     assert graphs.sizes(DecoderPart.MLP) == [32, 64]

@@ -17,14 +17,13 @@ from tokenizers.models import WordLevel
 from hepti_mpi.__main__ import main
 from hepti_mpi.measure import room
 from hepti_mpi.requests.inputs import Reader
-from solver.base.spans import Span
-from solver.model.spec import TextInput, tensor_shapes
+from solver.model.spec import TextInput
 from tests.kit import inside, refusals
-from tests.kit.encoders import POST, PRE
+from tests.kit.encoders import POST, PRE, tensors_of
 from tests.kit.planned import PLAN, changed
 from weights import cli as weights
 from weights.file.store import WeightsFile, WeightsWriter
-from weights.synthesize import synthesize, synthetic_rows
+from weights.synthesize import synthesize
 
 HERE = Path(__file__).parent
 
@@ -62,8 +61,8 @@ def place(tmp_path_factory):
     spec = replace(POST, name="bert", input=TextInput(vocab=211, positions=512, max_rows=512))
     tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "fine": 1}, unk_token="[UNK]"))
     with WeightsWriter(path / "bert.h5", spec, "made for a test", tokenizer=tokenizer.to_str()) as file:
-        for name, shape in tensor_shapes(spec).items():
-            file.write(name, 0, synthetic_rows(name, shape, Span(0, shape[0])))
+        for name, array in tensors_of(spec).items():
+            file.write(name, 0, array)
     synthesize(path / "vit.h5", replace(PRE, name="vit"))
     for name, content in {
         "empty.jsonl": b"", "empty.txt": b"\n\n", "bytes.txt": b"\xff\n", "notes.md": b"no text", "half.json": b"{",

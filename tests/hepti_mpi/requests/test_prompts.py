@@ -8,7 +8,7 @@ from hepti_mpi.requests.answer_text import Ending
 from hepti_mpi.requests.prompts import Prompt, PromptReader, Wishes
 from hepti_mpi.requests.sampling import Sampling
 from solver.base.errors import HeptiError
-from solver.model.decoder import Decoder, DecoderLayer
+from solver.model.decoder import Decoder
 from solver.model.kinds.attention import Attention
 from solver.model.kinds.mlp import Mlp
 from tests.kit.chat_templates import CHATML, LLAMA_2, SPECIAL
@@ -17,7 +17,7 @@ from weights.inputs.templates import ChatTemplate
 from weights.inputs.tokenize import PromptTokenizer
 
 USUAL = Wishes(Ending(9, eos=(1,)), Sampling())
-LAYER = DecoderLayer(attention=Attention(heads=2, kv_heads=1, head_dim=4), mlp=Mlp(ffn=8))
+LAYER = Attention(heads=2, kv_heads=1, head_dim=4), Mlp(ffn=8)
 
 
 @pytest.fixture(params=TOKENIZERS)

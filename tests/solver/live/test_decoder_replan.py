@@ -8,6 +8,7 @@ import pytest
 
 from solver.cluster.cluster import Cluster, Link
 from solver.live.decoder_replan import STEP, TokenFollower
+from solver.model.kinds.part import FFN
 from solver.model.named_decoders import named_decoder
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import price_pass, setting_of
@@ -48,7 +49,7 @@ def test_a_board_at_a_quarter_of_its_speed_gets_less():
     assert changes[0].taken
     assert changes[0].why == f"pi-{at_work} takes 4.0 times as long"
     assert changes[0].after_s < changes[0].before_s
-    words = [sum(stage.columns[at_work].size for stage in plan.stages) for plan in (before, follower.plan)]
+    words = [sum(stage.shares[FFN][at_work].size for stage in plan.stages) for plan in (before, follower.plan)]
     assert words[1] < words[0]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
-from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
+from solver.model.decoder import Decoder, decoder_tensors
 from solver.model.kinds.attention import Attention, Rope
 from solver.model.kinds.mlp import Mlp
 from solver.model.kinds.weight import PRECISIONS, Weight
@@ -17,8 +17,8 @@ from tests.kit import refused
 def model(**facts):
     attention = Attention(heads=6, kv_heads=2, head_dim=24, rope=Rope(frequencies=(1.0, 0.1)), qk_norm=True)
     layers = (
-        DecoderLayer(attention=attention, mlp=Mlp(ffn=96)),
-        DecoderLayer(attention=Attention(heads=6, kv_heads=2, head_dim=24, window=8), mlp=Mlp(ffn=96)),
+        (attention, Mlp(ffn=96)),
+        (Attention(heads=6, kv_heads=2, head_dim=24, window=8), Mlp(ffn=96)),
     )
     return Decoder(**{"name": "m", "hidden": 40, "vocab": 50, "positions": 64, "layers": layers * 2, **facts})
 
@@ -36,7 +36,7 @@ def test_what_describes_no_decoder_is_refused(text):
 
 
 def test_a_span_of_query_heads_needs_the_groups_it_touches():
-    attention = model().layers[0].attention
+    attention = model().layers[0][0]
 
     assert [attention.kv_span(Span(*ends)) for ends in ((0, 3), (2, 4), (5, 6), (4, 4))] == [
         Span(0, 1), Span(0, 2), Span(1, 2), Span(0, 0)
@@ -60,9 +60,10 @@ def test_what_fits_nothing_is_refused_by_name(kept):
     cases = [
         {"vocab": 0},
         {"layers": ()},
+        {"layers": ((),)},
         {"norm": "batch"},
         *(
-            {"layers": (DecoderLayer(attention=replace(model().layers[0].attention, **changed), mlp=Mlp(ffn=96)),)}
+            {"layers": ((replace(model().layers[0][0], **changed), Mlp(ffn=96)),)}
             for changed in ({"causal": False}, {"buckets": 32}, {"kv_heads": 4})
         ),
     ]

@@ -4,12 +4,14 @@ from dataclasses import replace
 
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Partition, Span
+from solver.model.kinds.part import HEAD
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, whole_on
 from tests.kit import refused
+from tests.kit.decoders import shares
 from tests.solver.model.test_decoder import model
 
 DEVICES = ("a", "b", "c")
-STAGE = DecoderStage(Span(0, 4), Partition.of_counts([4, 2, 0]), Partition.of_counts([64, 0, 32]))
+STAGE = DecoderStage(Span(0, 4), shares([4, 2, 0], [64, 0, 32]))
 PLAN = DecoderPlan("hepti", DEVICES, (STAGE,), Partition.of_counts([20, 30, 0]), context=64)
 
 
@@ -26,11 +28,13 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_number(kept):
         {"words": Partition.of_counts([20, 20, 0])},
         {"context": 65},
         {"stages": (replace(STAGE, layers=Span(0, 3)),)},
-        {"stages": (replace(STAGE, heads=Partition.of_counts([4, 1, 0])),)},
-        {"precision": "int4", "stages": (replace(STAGE, columns=Partition.of_counts([60, 4, 32])),)},
-        {"precision": "int4", "stages": (replace(STAGE, heads=Partition.of_counts([3, 3, 0])),)},
+        {"stages": (replace(STAGE, shares=shares([4, 1, 0], [64, 0, 32])),)},
+        {"precision": "int4", "stages": (replace(STAGE, shares=shares([4, 2, 0], [60, 4, 32])),)},
+        {"precision": "int4", "stages": (replace(STAGE, shares=shares([3, 3, 0], [64, 0, 32])),)},
+        {"stages": (replace(STAGE, shares={**STAGE.shares, "experts": Partition.of_counts([1, 0, 0])}),)},
+        {"stages": (replace(STAGE, shares={HEAD: STAGE.shares[HEAD]}),)},
         {"rows_from": 8, "stages": (replace(STAGE, rows=(1, 1)),)},
-        {"rows_from": 8, "stages": (replace(STAGE, heads=Partition.of_counts([6, 0, 0]), rows=(1, 1, 1)),)},
+        {"rows_from": 8, "stages": (replace(STAGE, shares=shares([6, 0, 0], [64, 0, 32]), rows=(1, 1, 1)),)},
         {"rows_from": 8, "stages": (replace(STAGE, rows=(0, 0, 0)),)},
         {"rows_from": 1, "stages": (replace(STAGE, rows=(1, 1, 1)),)},
     ]
@@ -40,8 +44,8 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_number(kept):
 
 def test_words_are_for_ranks_of_the_last_stage(kept):
     stages = (
-        DecoderStage(Span(0, 2), Partition.of_counts([6, 0, 0]), Partition.of_counts([96, 0, 0])),
-        DecoderStage(Span(2, 4), Partition.of_counts([0, 6, 0]), Partition.of_counts([0, 96, 0])),
+        DecoderStage(Span(0, 2), shares([6, 0, 0], [96, 0, 0])),
+        DecoderStage(Span(2, 4), shares([0, 6, 0], [0, 96, 0])),
     )
 
     kept(refused.said(replace(PLAN, stages=stages).check, [(model(), 3)], InfeasiblePlanError))

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from solver.base.spans import Span
 from solver.cluster.cluster import Cluster, Link
+from solver.model.kinds.part import FFN, HEAD
 from solver.model.named_decoders import named_decoder
-from solver.programs.decoder_shares import StageTask, best_shares, head_units, hull, one_stage
+from solver.programs.decoder_shares import StageTask, best_shares, hull, one_stage, unit_sizes
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import answer_seconds, setting_of
 from solver.schedule.decoders.memory import rank_memory
@@ -30,6 +31,10 @@ SHORT = TokenRequest(prompt=3, tokens=4, context=8)  # whose weights are most of
 def task_of(model, cluster, asked, words=True):
     room = np.array([float(device.memory_bytes) for device in cluster.devices])
     return StageTask(setting_of(model, cluster, asked), asked, room, Span(0, len(model.layers)), words)
+
+
+def heads_of_units(model, asked):
+    return [heads for heads, *_ in unit_sizes(task_of(model, boards(1e6), asked))]
 
 
 def splits(total, size, ranks):
@@ -147,15 +152,15 @@ def test_more_ranks_than_groups_share_keys_and_values():
     cluster = boards(*[1e6] * 4, mbps=1000.0, latency_s=1e-5)
     found = best_shares(task_of(model, cluster, ASKED), cluster.names)
 
-    assert head_units(task_of(model, cluster, ASKED)) == (4, 1)
-    assert found.stages[0].heads.counts == (2, 2, 2, 2)
+    assert heads_of_units(model, ASKED) == [4, 1]
+    assert found.stages[0].shares[HEAD].counts == (2, 2, 2, 2)
 
 
 def test_heads_are_cut_where_blocks_may_be():
     narrow = small_model(layers=2, heads=6, kv_heads=2, d=24, hidden=64, ffn=128, vocab=96)
 
-    assert head_units(task_of(narrow, boards(1e6), ASKED)) == (12, 4)
-    assert head_units(task_of(narrow, boards(1e6), TokenRequest(precision="float32"))) == (3, 1)
+    assert heads_of_units(narrow, ASKED) == [12, 4]
+    assert heads_of_units(narrow, TokenRequest(precision="float32")) == [3, 1]
 
 
 def test_a_stage_without_the_head_has_no_words():
@@ -169,9 +174,9 @@ def test_equal_boards_have_equal_shares_and_a_slow_one_little():
     model, asked = named_decoder("llama-3.2-1b", 4), TokenRequest()
     even, mixed = (best_shares(task_of(model, c, asked), c.names).stages[0] for c in (pis(24, 24, 24, 24), pis(24, 72)))
 
-    assert even.heads.counts == (8, 8, 8, 8)
-    assert even.columns.counts == (2048, 2048, 2048, 2048)
-    assert 3 < mixed.columns.counts[1] / mixed.columns.counts[0] < 3.6  # a call, too, takes a third of the time
+    assert even.shares[HEAD].counts == (8, 8, 8, 8)
+    assert even.shares[FFN].counts == (2048, 2048, 2048, 2048)
+    assert 3 < mixed.shares[FFN].counts[1] / mixed.shares[FFN].counts[0] < 3.6  # a call, too, takes a third of the time
 
 
 @given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=30))

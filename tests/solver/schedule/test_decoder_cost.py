@@ -20,14 +20,13 @@ from solver.schedule.decoders.cost import (
     pass_steps,
     predicted,
     price_pass,
-    seen,
     setting_of,
     token_seconds,
 )
 from solver.schedule.decoders.memory import check_memory, rank_memory, stored_bytes
 from tests.kit import refused
 from tests.kit.answers import boards
-from tests.kit.decoders import small_model
+from tests.kit.decoders import shares, small_model
 
 # Blocks of 32: every size divides.
 MODEL = small_model(layers=2, heads=8, kv_heads=4, d=32, hidden=64, ffn=128, vocab=256)
@@ -35,7 +34,7 @@ CALL, SPEED, CACHED = 1e-6, 1e6, 1e-8
 
 
 def plan(heads=(4, 4), columns=(64, 64), words=(128, 128), ranks=2, **facts):
-    stage = DecoderStage(Span(0, 2), Partition.of_counts(heads), Partition.of_counts(columns))
+    stage = DecoderStage(Span(0, 2), shares(heads, columns))
     names = tuple(f"pi-{rank}" for rank in range(ranks))
     facts = {"precision": "int4", "context": 128, **facts}
     return DecoderPlan("x", names, (stage,), Partition.of_counts(words), **facts)
@@ -153,7 +152,7 @@ def test_a_thin_wire_carries_fewer_bytes():
 
 def test_from_stage_to_stage_goes_the_stream():
     first, last = (
-        DecoderStage(Span(number, number + 1), *(Partition.of_counts([n * (1 - number), n * number]) for n in (8, 128)))
+        DecoderStage(Span(number, number + 1), shares(*([n * (1 - number), n * number] for n in (8, 128))))
         for number in (0, 1)
     )
     chained = replace(plan(words=(0, 256)), stages=(first, last))
@@ -171,12 +170,12 @@ def test_from_stage_to_stage_goes_the_stream():
 def test_a_prompt_goes_in_chunks_and_its_end_has_the_head():
     alone = whole_on(MODEL, ("pi-0",), 0, precision="int4", context=512)
     s = here(SPEED, plan=alone)
-    layer, head = MODEL.layers[0], CALL + words_bytes(256) / SPEED
+    (attention, mlp), head = MODEL.layers[0], CALL + words_bytes(256) / SPEED
 
     def bodies(chunks_of_prompt, rows_of_mlp):
         """Of the last layer's MLP only the row is computed whose word is asked for."""
-        attention = sum(2 * s.attention_s(layer.attention, 8, *chunk)[0] for chunk in chunks_of_prompt)
-        return attention + sum(s.mlp_s(layer.mlp, 128, rows)[0] for rows in rows_of_mlp)
+        attending = sum(2 * s.kind_s(attention, 8, *chunk)[0] for chunk in chunks_of_prompt)
+        return attending + sum(s.kind_s(mlp, 128, rows)[0] for rows in rows_of_mlp)
 
     assert list(chunks(300)) == [(256, 0), (44, 256)]
     assert first_seconds(s, alone, 300) == pytest.approx(bodies([(256, 0), (44, 256)], (256, 44, 1)) + head)
@@ -216,11 +215,11 @@ def test_an_answer_is_its_prompt_and_its_tokens():
 
 @pytest.mark.parametrize(("rows", "behind"), [(1, 0), (1, 3), (1, 50), (5, 0), (5, 2), (16, 9)])
 def test_a_window_ends_what_a_row_sees(rows, behind):
-    attention = replace(MODEL.layers[0].attention, window=4)
+    attention = replace(MODEL.layers[0][0], window=4)
     by_hand = np.mean([min(behind + row + 1, 4) for row in range(rows)])
 
-    assert seen(attention, rows, behind) == pytest.approx(by_hand)
-    assert seen(MODEL.layers[0].attention, rows, behind) == pytest.approx(behind + (rows + 1) / 2)
+    assert attention.seen(rows, behind) == pytest.approx(by_hand)
+    assert MODEL.layers[0][0].seen(rows, behind) == pytest.approx(behind + (rows + 1) / 2)
 
 
 def test_layers_that_differ_are_steps_of_their_own():
@@ -275,7 +274,7 @@ def test_memory_that_lacks_is_named_with_both_numbers(kept):
 
 def test_what_is_predicted_stands_in_the_plan():
     s = here(SPEED, SPEED, plan=plan())
-    facts = predicted(s, plan(), 10, 20).predicted
+    facts = predicted(s, plan(), rank_memory(MODEL, plan()), 10, 20).predicted
 
     assert facts.token_s == pytest.approx(token_seconds(s, plan(), 20))
     assert facts.first_s == pytest.approx(first_seconds(s, plan(), 10))

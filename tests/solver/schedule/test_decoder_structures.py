@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from solver.base.spans import Partition, Span
+from solver.model.kinds.part import FFN, HEAD
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
+from solver.plan.plan import Wire
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import answer_seconds, answers_seconds, setting_of
+from solver.schedule.decoders.memory import most_memory, rank_memory
 from solver.schedule.decoders.steps import follow_crew, pass_parts, pass_schedule, planned, planned_alike, stages_of
 from solver.schedule.schedule import ComputeStep, ExchangeStep
 from tests.kit.answers import boards
@@ -47,7 +50,9 @@ def plans_of_one_structure(seed, many):
     ]
     for _ in range(many):
         stages = tuple(
-            DecoderStage(Span(start, stop), shared_out(random, 12, heads), shared_out(random, 64, columns), own)
+            DecoderStage(
+                Span(start, stop), {HEAD: shared_out(random, 12, heads), FFN: shared_out(random, 64, columns)}, own
+            )
             for start, stop, (heads, columns), own in zip(edges, edges[1:], crews, rows, strict=False)
         )
         plan = DecoderPlan("x", tuple("abcd"), stages, shared_out(random, 90, words), **facts)
@@ -86,6 +91,19 @@ def test_exchanges_follow_from_who_takes_part_but_those_of_contexts(seed):
         contexts = any(isinstance(step, ExchangeStep) and step.name == "contexts" for step in steps)
 
         assert follow_crew(steps) != contexts
+
+
+@pytest.mark.parametrize("seed", seeds(8, 60))
+def test_searches_count_no_less_memory_than_a_plan_needs(seed):
+    """They do not schedule thousands of plans: what a pass of one takes is bounded by streams, and then exact."""
+    plan = next(plans_of_one_structure(seed, 1))
+    wire = (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8)[seed % 3]
+    plan = replace(plan, wire=wire, stages=tuple(replace(stage, rows=()) for stage in plan.stages), rows_from=0)
+
+    exact, most = rank_memory(MODEL, plan), most_memory(MODEL, plan)
+
+    assert all(replace(one, work=0) == replace(other, work=0) for one, other in zip(exact, most, strict=True))
+    assert all(one.work <= other.work for one, other in zip(exact, most, strict=True))
 
 
 def told(step):

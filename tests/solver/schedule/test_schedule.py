@@ -7,11 +7,12 @@ import pytest
 
 from solver.base.errors import HeptiError
 from solver.base.spans import Partition, Span
+from solver.model.kinds.part import ROW
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.plan.layout import moves
 from solver.schedule.decoders.steps import pass_schedule
 from solver.schedule.schedule import ComputeStep, ExchangeStep, unfolded
-from tests.kit.decoders import small_model
+from tests.kit.decoders import shares, small_model
 from tests.kit.placed import shorten
 
 MODEL = small_model(layers=4, heads=8, kv_heads=4, d=32, hidden=64, ffn=128, vocab=96)
@@ -19,10 +20,7 @@ MODEL = small_model(layers=4, heads=8, kv_heads=4, d=32, hidden=64, ffn=128, voc
 
 def plan(*, rows=(), stages=1, layers=4, heads=(3, 0, 5), columns=(64, 64, 0), words=(0, 48, 48)):
     edges = [layers * number // stages for number in range(stages + 1)]
-    made = tuple(
-        DecoderStage(Span(*ends), Partition.of_counts(heads), Partition.of_counts(columns), rows)
-        for ends in pairwise(edges)
-    )
+    made = tuple(DecoderStage(Span(*ends), shares(heads, columns), rows) for ends in pairwise(edges))
     names = ("a", "b", "c")
     return DecoderPlan("x", names, made, Partition.of_counts(words), context=64, rows_from=8 * bool(rows))
 
@@ -89,7 +87,7 @@ def test_of_the_last_layer_only_rows_are_computed_that_are_asked_for():
     *_, last = (step for step in pass_schedule(MODEL, plan(), 16, 3) if told([step]) == ["join up down"])
     ((_, region), *_) = last.parts
 
-    assert region["row"][0].tolist() == [[13, 16], [13, 16], [13, 16]]
+    assert region[ROW][0].tolist() == [[13, 16], [13, 16], [13, 16]]
     assert told(pass_schedule(MODEL, plan(), 16, 0))[-1] == "join keys queries contexts output"
 
 

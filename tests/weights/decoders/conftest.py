@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
+from solver.model.decoder import Decoder, decoder_tensors
 from solver.model.kinds.attention import Attention, Rope
 from solver.model.kinds.mlp import Mlp
 from weights.decoders.file import DecoderWriter
@@ -21,7 +21,7 @@ def odd_decoder() -> Decoder:
     """Return sizes that are multiples of nothing: 5 heads of 24 with one key, 83 columns, 90 words, hidden 52."""
     rope = Rope(frequencies=tuple(10000.0 ** (-i / 8) for i in range(8)))
     attention = Attention(heads=5, kv_heads=1, head_dim=24, rope=rope, bias=True, qk_norm=True)
-    layer = DecoderLayer(attention=attention, mlp=Mlp(ffn=83))
+    layer = attention, Mlp(ffn=83)
     return Decoder(name="odd", hidden=52, vocab=90, positions=64, layers=(layer,) * 3, bos=1, eos=(2, 3))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from solver.base.errors import HeptiError
-from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
+from solver.model.decoder import Decoder, decoder_tensors
 from solver.model.kinds.attention import Attention, Rope
 from solver.model.kinds.mlp import Mlp
 from weights.cli import main
@@ -33,13 +33,13 @@ def frequencies(theta=500000.0, factor=32, width=HEAD_DIM):
 def llama(**facts):
     rope = Rope(frequencies=frequencies())
     attention = Attention(heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, rope=rope)
-    layers = (DecoderLayer(attention=attention, mlp=Mlp(ffn=96)),) * 2
+    layers = ((attention, Mlp(ffn=96)),) * 2
     return Decoder(**{"name": "m", "hidden": 64, "vocab": 40, "positions": 256, "layers": layers, **facts})
 
 
 def with_attention(**facts):
-    layer = llama().layers[0]
-    return llama(layers=(replace(layer, attention=replace(layer.attention, **facts)),) * 2)
+    attention, mlp = llama().layers[0]
+    return llama(layers=((replace(attention, **facts), mlp),) * 2)
 
 
 def written(path, model, precision="int4"):

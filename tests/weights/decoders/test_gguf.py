@@ -12,7 +12,7 @@ import torch
 
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
-from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
+from solver.model.decoder import Decoder, decoder_tensors
 from solver.model.kinds.attention import Attention, Rope
 from solver.model.kinds.mlp import Mlp
 from tests.kit.gguf_files import CASES, their_tensors, write_gguf
@@ -29,12 +29,12 @@ TOKENS = np.random.default_rng(0).integers(3, 96, 20).tolist()
 def without_texts(model):
     """Return a model without what a GGUF of no words does not say, and its frequencies as far as both agree."""
     layers = []
-    for layer in model.layers:
-        rope = layer.attention.rope
+    for attention, mlp in model.layers:
+        rope = attention.rope
         if rope is not None:
             shorter = tuple(float(f"{value:.5g}") for value in rope.frequencies)
             rope = Rope(frequencies=shorter, factor=float(f"{rope.factor:.5g}"))
-        layers.append(replace(layer, attention=replace(layer.attention, rope=rope)))
+        layers.append((replace(attention, rope=rope), mlp))
     return replace(model, name="", bos=None, eos=(), layers=tuple(layers))
 
 
@@ -77,7 +77,7 @@ def test_blocks_are_repacked_without_loss(tmp_path, case, kind, precision, bytes
             if not weight.summed:
                 blocks, scales = np.ascontiguousarray(blocks.swapaxes(0, 1)), np.ascontiguousarray(scales.T)
             if case == "llama" and ("/query/" in name or "/key/" in name):
-                head_dim = weights.model.layers[0].attention.head_dim
+                head_dim = weights.model.layers[0][0].head_dim
                 blocks, scales = in_pairs(blocks, head_dim), in_pairs(scales, head_dim)
             found.append(bytes_of(blocks, scales).reshape(len(blocks), -1))
     theirs = [tensor.data for tensor in gguf.GGUFReader(path).tensors if tensor.tensor_type.name == kind]
@@ -112,7 +112,7 @@ def test_any_bits_of_a_block_stay_as_they_are(tmp_path):
 def test_what_export_writes_is_read_again_bit_for_bit(tmp_path):
     rope = Rope(frequencies=tuple(float(np.float32(10000.0) ** np.float32(-i / 8)) for i in range(8)))
     attention = Attention(heads=4, kv_heads=2, head_dim=16, rope=rope)
-    layer = DecoderLayer(attention=attention, mlp=Mlp(ffn=96))
+    layer = attention, Mlp(ffn=96)
     model = Decoder(name="odd", hidden=64, vocab=90, positions=64, layers=(layer,) * 2)
     numbers = np.random.default_rng(1)
     with DecoderWriter(tmp_path / "a.h5", model, "test", "int4") as weights:

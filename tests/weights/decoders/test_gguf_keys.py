@@ -56,7 +56,7 @@ def opened(path, facts, case="llama"):
 
 
 def ropes(checkpoint):
-    return [layer.attention.rope for layer in checkpoint.model.layers]
+    return [attention.rope for attention, _ in checkpoint.model.layers]
 
 
 @pytest.fixture(scope="module")

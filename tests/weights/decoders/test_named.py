@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from solver.base.errors import HeptiError
-from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
+from solver.model.decoder import Decoder, decoder_tensors
 from solver.model.kinds.attention import Attention
 from solver.model.kinds.mlp import Mlp
 from solver.model.named_decoders import NAMED_DECODERS, named_decoder
@@ -92,7 +92,7 @@ class TestRotary:
 def small():
     """Return what is like Llama, small enough for a test and large enough to say something."""
     attention = Attention(heads=4, kv_heads=2, head_dim=32, rope=rope_of(32, 1e4))
-    layer = DecoderLayer(attention=attention, mlp=Mlp(ffn=256))
+    layer = attention, Mlp(ffn=256)
     return Decoder(name="small", hidden=128, vocab=5000, positions=256, layers=(layer,) * 6, tied=True)
 
 

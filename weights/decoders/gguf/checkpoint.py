@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
 from solver.base.spans import Span
-from solver.model.decoder import Decoder, decoder_tensors
-from solver.model.kinds.attention import Rope
+from solver.model.blocks import BlockKind
+from solver.model.decoder import Decoder, blocks_of, decoder_tensors
+from solver.model.kinds.attention import Attention, Rope
 from solver.model.kinds.weight import BLOCK, PRECISIONS, Weight
 from weights.convert.checkpoint import STRANGE
 from weights.convert.convert import Source
@@ -276,11 +277,13 @@ def _scaling(file: GgufFile, facts: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _with_ropes(model: Decoder, changed: Callable[[Rope], Rope]) -> Decoder:
     """Return a model whose rotary positions are changed."""
-    layers = {}
-    for layer in set(model.layers):
-        rope = layer.attention.rope
-        attention = layer.attention if rope is None else replace(layer.attention, rope=changed(rope))
-        layers[layer] = replace(layer, attention=attention)
+
+    def turned(kind: BlockKind) -> BlockKind:
+        if not isinstance(kind, Attention) or kind.rope is None:
+            return kind
+        return replace(kind, rope=changed(kind.rope))
+
+    layers = {layer: tuple(map(turned, layer)) for layer in set(model.layers)}
     return replace(model, layers=tuple(layers[layer] for layer in model.layers))
 
 
@@ -353,7 +356,7 @@ def _parts(file: GgufFile, model: Decoder, architecture: str) -> dict[str, _Part
     if unknown:
         raise HeptiError(f"it has a tensor {min(unknown)}, which Hepti does not know in architecture {architecture}")
     found: dict[str, _Part] = {}
-    head_dim = model.layers[0].attention.head_dim
+    head_dim = blocks_of(model, Attention)[0].head_dim
     for name, weight in weights.items():
         theirs, start = places[name]
         outputs = np.arange(_outputs(weight))

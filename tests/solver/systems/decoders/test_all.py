@@ -12,6 +12,7 @@ from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import MIB
 from solver.cluster.named import find_cluster
 from solver.cluster.whatif import changed
+from solver.model.kinds.part import FFN, HEAD
 from solver.model.named_decoders import named_decoder
 from solver.plan.plan import Wire
 from solver.schedule.decoders.asked import TokenRequest
@@ -80,16 +81,16 @@ def test_megatron_shares_evenly_and_more_ranks_than_groups_have_columns_only():
     model = small_model(heads=8, kv_heads=2, d=32, ffn=160, vocab=10)
     plan = plan_decoder("megatron", model, pis(9, 9, 9), TokenRequest(prompt=4, tokens=4, context=64))
 
-    assert plan.stages[0].heads.counts == (4, 4, 0)
-    assert plan.stages[0].columns.counts == (64, 64, 32)
+    assert plan.stages[0].shares[HEAD].counts == (4, 4, 0)
+    assert plan.stages[0].shares[FFN].counts == (64, 64, 32)
     assert plan.words.counts == (4, 3, 3)
 
 
 def test_galaxy_shares_by_speed(plans):
     stage = plans["mixed", "galaxy"].stages[0]
 
-    assert np.argsort(stage.columns.counts)[-1] == 1
-    assert stage.columns.counts[1] > 5 * stage.columns.counts[3]
+    assert np.argsort(stage.shares[FFN].counts)[-1] == 1
+    assert stage.shares[FFN].counts[1] > 5 * stage.shares[FFN].counts[3]
 
 
 @pytest.mark.parametrize("system", ["prima", "edgeshard", "pipeedge", "single"])
