@@ -40,7 +40,7 @@ class Tag(IntEnum):
     ORDER = 0  # from rank 0, between batches: what to do next
     DECISION = 1  # from rank 0, within a batch: which plan holds from a layer on
     REPORT = 2  # to rank 0: what a rank has measured
-    WEIGHTS = 3  # from rank 0, to a rank without the file: a piece of a tensor
+    WEIGHTS = 3  # to rank 0: which slices of tensors a rank lacks next, or none; from rank 0: a piece of one
     CLOCK = 4  # to rank 0 and back: what its clock shows
     NOTHING = 5  # no message: who looks for one lets MPI move all others
     TILE = 6  # of segments that are cut by tiles: from rank 0 which, and what it needs; to rank 0 what came out

@@ -25,18 +25,7 @@ from hepti_mpi.engine.load import Done, Preparation, WeightsSource
 from hepti_mpi.engine.stack import Carrying, Meter
 from hepti_mpi.engine.steps import Look
 from hepti_mpi.engine.tiles import TileTasks
-from hepti_mpi.kernels.slab import (
-    Bind,
-    MakeBind,
-    PieceGraph,
-    Placed,
-    Shared,
-    Slab,
-    boxed,
-    placed,
-    session,
-    shape_of,
-)
+from hepti_mpi.kernels.slab import Bind, MakeBind, PieceGraph, Placed, Shared, Slab, boxed, placed, session, shape_of
 from solver.base import clock
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span

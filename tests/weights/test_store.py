@@ -179,7 +179,7 @@ def test_large_finite_numbers_are_finite():
 
 def test_steps_cover_a_span_once_and_end_where_chunks_end():
     piece = TensorSlice("x", Span(30, 300), (270, 64))
-    spans = list(steps(piece, (400, 64), bytes_limit=150 * 256))
+    spans = list(steps(piece, (400, 64), most=150 * 64))
 
     assert [(span.start, span.stop) for span in spans] == [(30, 128), (128, 256), (256, 300)]
 

@@ -44,12 +44,12 @@ def row_chunk(shape: tuple[int, ...]) -> tuple[int, ...]:
     return min(shape[0], 1 << (rows.bit_length() - 1)), *shape[1:]
 
 
-def steps(piece: TensorSlice, shape: tuple[int, ...], bytes_limit: int) -> Iterator[Span]:
-    """Yield bounded spans of the rows of `piece`, ending where chunks end so that none is decoded twice."""
+def steps(piece: TensorSlice, shape: tuple[int, ...], most: int) -> Iterator[Span]:
+    """Yield spans of the rows of `piece` of at most so many numbers, ending where chunks end: none is decoded twice."""
     parts = (*piece.index, *[slice(None)] * (len(shape) - len(piece.index)))
     if tuple(len(range(length)[part]) for length, part in zip(shape, parts, strict=True)) != piece.shape:
         raise ValueError(f"{piece} does not lie in {shape}")
-    rows = max(1, bytes_limit // (4 * math.prod(piece.shape[1:]) or 1))
+    rows = max(1, most // (math.prod(piece.shape[1:]) or 1))
     if rows > _CHUNK_ROWS:
         rows -= rows % _CHUNK_ROWS
     start = piece.span.start

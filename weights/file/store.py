@@ -143,7 +143,7 @@ class TensorFile:
         if out is not None and (out.shape != piece.shape or out.dtype != dtype or not out.flags.c_contiguous):
             raise ValueError(f"{piece.name}: {piece.shape} {dtype} does not fit into {out.shape} {out.dtype}")
         done = 0
-        for rows in steps(piece, dataset.shape, bytes_limit):
+        for rows in steps(piece, dataset.shape, bytes_limit // dtype.itemsize):
             stop = done + rows.size
             block = np.empty((rows.size, *piece.shape[1:]), dtype) if out is None else out[done:stop]
             self._read_rows(dataset, piece, rows, block)
