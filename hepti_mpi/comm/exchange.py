@@ -30,12 +30,11 @@ from hepti_mpi.comm.messages import (
     Opened,
     RankMessages,
     Received,
-    Room,
+    Rooms,
     View,
     opened,
     packed,
     rank_messages,
-    room_for,
 )
 from hepti_mpi.comm.mpi import Tag
 from hepti_mpi.comm.wires import EXACT, Coding
@@ -85,10 +84,6 @@ class Item:
         return ItemArrays([array for _, array in self.pieces], [array for _, array in self.places])
 
 
-# Where messages arrive, by what they are; exchanges of which one runs at a time share them.
-Rooms = dict[tuple[object, ...], Room]
-
-
 class RankExchange:
     """A rank's part in an exchange; made once, it may run any number of times, one run after the other.
 
@@ -111,7 +106,7 @@ class RankExchange:
         Whether all ranks go on with what travelled, so that they have equal numbers, to the last bit. Else a rank keeps
         what it has itself as it is.
     rooms
-        Where messages arrive; None: where they are wanted, or in places of their own.
+        Where messages arrive, if others use it too; None: it is this exchange's own.
     """
 
     def __init__(
@@ -119,7 +114,7 @@ class RankExchange:
         by_rows: bool = True, equal: bool = False, rooms: Rooms | None = None,
     ) -> None:  # fmt: skip
         self._group, self._messages, self._arrays, self._coding = group, messages, arrays, coding
-        self._by_rows, self._rooms = by_rows, rooms
+        self._by_rows, self._rooms = by_rows, {} if rooms is None else rooms
         self._unsent: set[int] = set()
         self._requests: list[Any] = []
         self._opened: list[Opened] = []
@@ -136,8 +131,7 @@ class RankExchange:
     ) -> RankExchange:  # fmt: skip
         """Return a rank's part in an exchange of these values."""
         messages = rank_messages(group.rank, [item.layouts for item in items])
-        arrays = [item.arrays for item in items]
-        return cls(group, messages, arrays, coding, by_rows=by_rows, equal=equal, rooms=rooms)
+        return cls(group, messages, [item.arrays for item in items], coding, by_rows=by_rows, equal=equal, rooms=rooms)
 
     def __del__(self) -> None:
         """Tell the group if something was not sent or not taken: others would wait for it for ever."""
@@ -165,21 +159,20 @@ class RankExchange:
 
     def _open(self) -> None:
         if not self._opened:
-            self._opened = [self._place(*numbered) for numbered in enumerate(self._messages.receives)]
+            self._opened = [self._place(turn, received) for turn, received in enumerate(self._messages.receives)]
             self._last = self._adding()
 
-    def _place(self, number: int, received: Received) -> Opened:
+    def _place(self, turn: int, received: Received) -> Opened:
         """Return the place for a message."""
         places = [
             [(index, self._arrays[part.value].places[place][target]) for place, index, target in part.places]
             for part in received.parts
         ]
         dtype = self._arrays[received.parts[0].value].places[0].dtype
-        shapes, coding, by_rows, room = [part.box.shape for part in received.parts], self._coding, self._by_rows, None
-        if self._rooms is not None:
-            key = number, *shapes, dtype.str, by_rows, coding is EXACT
-            room = self._rooms.setdefault(key, room_for(shapes, dtype, coding, by_rows=by_rows))
-        return opened(shapes, places, dtype, coding, by_rows=by_rows, room=room)
+        return opened(
+            [part.box.shape for part in received.parts], places, dtype, self._coding, by_rows=self._by_rows,
+            rooms=self._rooms, turn=turn,
+        )  # fmt: skip
 
     def _views(self, piece: int, parts: Sequence[tuple[int, Index]]) -> list[View]:
         return [self._arrays[number].pieces[piece][index] for number, index in parts]

@@ -232,12 +232,14 @@ class Opened:
 
 
 Target = tuple[Index, View]  # what of a part goes there
-Room = tuple[Message, Numbers]  # where a message arrives, and its numbers
+# Where messages arrive, and their numbers, by their turn in an exchange and shape: exchanges share it of which one
+# runs at a time.
+Rooms = dict[tuple[object, ...], Message]
 
 
 def opened(
     shapes: Sequence[tuple[int, ...]], places: Sequence[Sequence[Target]], dtype: np.dtype[Any], coding: Coding,
-    *, by_rows: bool, room: Room | None = None,
+    *, by_rows: bool, rooms: Rooms | None = None, turn: int = 0,
 ) -> Opened:  # fmt: skip
     """Return the place for a message; a part that fills a place of its own arrives there, others are copied.
 
@@ -247,13 +249,19 @@ def opened(
         Of its parts: their shapes, and where they go.
     dtype, by_rows
         As in `packed`.
-    room
-        Where it arrives; None: where it is wanted, or in a place of its own.
+    rooms, turn
+        Where it arrives otherwise; None: in an array of its own.
     """
-    lies = None if room is not None else _lies(shapes, places)
-    message, numbers = room or room_for(shapes, dtype, coding, by_rows=by_rows, lies=lies)
-    calls = list[Callable[[], object]]()
-    if message is not numbers:
+    rooms = {} if rooms is None else rooms
+    lies = _lies(shapes, places)
+    shape, key = _rows(shapes, by_rows=by_rows), (turn, *_rows(shapes, by_rows=by_rows), dtype.str)
+    if lies is not None:
+        numbers = lies.reshape(shape, copy=False)
+    else:
+        numbers = rooms[key] = rooms.get(key, np.empty(shape, dtype))
+    message, calls = numbers, list[Callable[[], object]]()
+    if dtype == np.float32 and coding is not EXACT:
+        message = rooms["coded", *key] = rooms.get(("coded", *key), coding.message(numbers))
         calls.append(partial(coding.decode, message, numbers))
     if len(shapes) == 1:
         arrays = [numbers.reshape(shapes[0])]
@@ -264,16 +272,6 @@ def opened(
         for own, array in zip(places, arrays, strict=True):
             calls += [partial(np.copyto, place, array[index]) for index, place in own]
     return Opened(message, arrays, calls)
-
-
-def room_for(
-    shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any], coding: Coding, *, by_rows: bool, lies: View | None = None
-) -> Room:
-    """Return where a message arrives, and where its numbers lie: there, where they are not coded."""
-    shape = _rows(shapes, by_rows=by_rows)
-    numbers = np.empty(shape, dtype) if lies is None else lies.reshape(shape, copy=False)
-    coded = dtype == np.float32 and coding is not EXACT
-    return coding.message(numbers) if coded else numbers, numbers
 
 
 def _lies(shapes: Sequence[tuple[int, ...]], places: Sequence[Sequence[Target]]) -> View | None:

@@ -12,8 +12,9 @@ from functools import partial
 import numpy as np
 
 from hepti_mpi.comm.direct import Direct
-from hepti_mpi.comm.exchange import InBox, Item, RankExchange, Rooms
+from hepti_mpi.comm.exchange import InBox, Item, RankExchange
 from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.messages import Rooms
 from hepti_mpi.comm.wires import EXACT, Coding
 from hepti_mpi.program.share import Passes, Share, key_of
 from solver.base.arrays import Array, Numbers
@@ -85,10 +86,8 @@ def exchange_calls(
     """
     if not pieces and not places:
         return []
-    by_own = by_sockets(step)  # where messages are small, and have places of their own
-    item = Item(*step.layouts(), pieces, places)
-    exchange = RankExchange.of(group, [item], coding, equal=equal, rooms=None if by_own else rooms)
-    if by_own:
+    exchange = RankExchange.of(group, [Item(*step.layouts(), pieces, places)], coding, equal=equal, rooms=rooms)
+    if by_sockets(step):
         return [exchange.over(direct)]
     return [exchange.run, group.finish_sending]  # places are written again in this pass
 
@@ -167,8 +166,7 @@ class Program:
     @property
     def taken_bytes(self) -> int:
         """What its values take, and what arrives of them, once it has run."""
-        arrays = [*self._memory.arrays, *(array for room in self._rooms.values() for array in room)]
-        return sum({id(array): array.nbytes for array in arrays}.values())
+        return sum(array.nbytes for array in (*self._memory.arrays, *self._rooms.values()))
 
     def _rows(self, name: str, box: Box, attends: Part | None) -> Numbers:
         """Return rows as graphs have them: those of attention by sequence."""

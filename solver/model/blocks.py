@@ -58,9 +58,8 @@ class BlockKind:
     """What is computed in a block: the base of its kinds, which are frozen dataclasses."""
 
     name: ClassVar[str]  # also the first word of its tensors' names
-    axis: ClassVar[str] = ""  # what ranks cut its parts along, besides rows; also its word in a language model's plan
+    axis: ClassVar[str] = "inner"  # what ranks cut its parts along, besides rows; also its word in a plan
     curve: ClassVar[str] = ""  # which measured curve says what its parts take together
-    inner_key: ClassVar[str] = "inner"  # the name of its heads or columns in an encoder's plan
     later: ClassVar[tuple[str, ...]] = ()  # fields that files have only where they say something: they came later
     __slots__ = ()
 

@@ -216,6 +216,11 @@ def totals_of(model: Decoder, layers: Span) -> dict[str, int]:
     return found
 
 
+def kind_names(model: Decoder, layers: Span) -> list[str]:
+    """Return the names of the kinds of blocks of some layers, in order of the blocks."""
+    return list(dict.fromkeys(kind.name for kind in chain(*model.layers[layers.slice])))
+
+
 def all_on(rank: int, ranks: int, total: int) -> Partition:
     """Return the partition of which one rank has all."""
     return Partition.of_counts([total * (other == rank) for other in range(ranks)])

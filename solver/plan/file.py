@@ -27,7 +27,7 @@ from solver.model.kinds.attention import CACHES, Attention
 from solver.model.kinds.every import KINDS
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan import old_files
-from solver.plan.decoder_plan import ROWS_BY_MPI, WIRES, DecoderPlan, DecoderPrediction, DecoderStage, totals_of
+from solver.plan.decoder_plan import ROWS_BY_MPI, WIRES, DecoderPlan, DecoderPrediction, DecoderStage, kind_names
 from solver.plan.fields import Amounts, PlanFields, parsed, read_with
 from solver.plan.plan import (
     NOTHING,
@@ -199,7 +199,7 @@ def _run(run: PlanFields, devices: int) -> tuple[Span, LayerPlan]:
 
 
 def _block(name: str, entry: PlanFields, devices: int) -> BlockPlan:
-    cuts, unit = {cut_word(name, cut): cut for cut in Cut}, KINDS[name].inner_key
+    cuts, unit = {cut_word(name, cut): cut for cut in Cut}, KINDS[name].axis
     word, entry = entry.cut(tuple(cuts))
     several = {"to_rows": (unit, "rows"), "output": (unit, "output"), "grid": (unit, "output", "rows"), "whole": ()}
     axes = several.get(word, (word,))
@@ -283,13 +283,17 @@ def _language_model(plan: PlanFields, model: Decoder | None) -> DecoderPlan:
 
 
 def _decoder_stage(run: PlanFields, crew: Sequence[str], devices: Sequence[str], model: Decoder | None) -> DecoderStage:
-    run.only("layers", *KINDS, "rows")
-    layers, named = run.span("layers"), {kind.axis: name for name, kind in KINDS.items()}
-    # Of a model that is not known, what there is.
-    axes = [axis for axis, name in named.items() if name in run] if model is None else totals_of(model, layers)
-    if not axes:
+    layers = run.span("layers")
+    blocks = [name for name in KINDS if name in run] if model is None else kind_names(model, layers)
+    run.only("layers", *(KINDS if model is None else blocks), "rows")
+    if not blocks:
         raise run.error(f"there is no block: write what its layers consist of, of {', '.join(KINDS)}")
-    shares = {axis: _shared(run.sub(named[axis]), axis, crew, devices) for axis in axes}
+    shares: dict[str, Partition] = {}
+    for name in blocks:
+        axis = KINDS[name].axis
+        shared = _shared(run.sub(name), axis, crew, devices)
+        if shares.setdefault(axis, shared) != shared:
+            raise run.error(f"{name} is shared out otherwise than a block before it, also by {axis}: write the same")
     rows = _over(devices, crew, run.numbers("rows", len(crew))) if "rows" in run else ()
     return DecoderStage(layers, shares, rows)
 

@@ -54,6 +54,11 @@ class Box:
         """Return this box as an index into the array of `other`, which contains it."""
         return tuple(one.within(two).slice for one, two in zip(self.spans, other.spans, strict=True))
 
+    def lies_together(self, other: Box) -> bool:
+        """Return whether its numbers lie side by side in the array of `other`, which contains it."""
+        first = next((axis for axis, span in enumerate(self.spans) if span.size > 1), 0)
+        return self.spans[first + 1 :] == other.spans[first + 1 :]
+
     def minus(self, other: Box) -> list[Box]:
         """Return what is left without another, as disjoint boxes."""
         if not self.touches(other):

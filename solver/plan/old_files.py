@@ -44,7 +44,7 @@ def _run(run: PlanFields) -> dict[str, Any]:
 
 def _block(name: str, block: PlanFields) -> dict[str, Any]:
     cut = block.get("cut", str)
-    unit = KINDS[name].inner_key if name in KINDS else name
+    unit = KINDS[name].axis if name in KINDS else name
     leaves = "cols" if cut == "sub_blocks" else "rows" if "rows" in block else "full"
     if (norm := block.get("norm", str, leaves)) != leaves:
         raise block.error(f"norm is {norm}, with {'' if 'rows' in block else 'no '}shares of rows and cut {cut}")

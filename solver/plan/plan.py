@@ -83,7 +83,7 @@ class Keys(StrEnum):
 
 def cut_word(block: str, cut: Cut) -> str:
     """Return the word of plan files for a cut of a block: what it shares out."""
-    return {Cut.BLOCK: KINDS[block].inner_key, Cut.COLUMNS: "output"}.get(cut, str(cut))
+    return {Cut.BLOCK: KINDS[block].axis, Cut.COLUMNS: "output"}.get(cut, str(cut))
 
 
 class StreamLayout(StrEnum):

@@ -12,7 +12,7 @@ from solver.model.blocks import Cut
 from solver.model.convnet import ConvNet
 from solver.model.decoder import Decoder
 from solver.model.kinds.every import KINDS
-from solver.plan.decoder_plan import DecoderPlan, DecoderStage
+from solver.plan.decoder_plan import DecoderPlan, DecoderStage, kind_names
 from solver.plan.file import FORMAT, OF_LANGUAGE_MODELS, SEGMENT_CUTS, AnyPlan, parts_of_one
 from solver.plan.plan import BlockPlan, Plan, Stage, cut_word
 from solver.plan.routes import Route
@@ -37,7 +37,7 @@ def plan_table(plan: AnyPlan, model: ConvNet | Decoder | None = None) -> dict[st
     """
     if isinstance(plan, DecoderPlan):
         assert isinstance(model, Decoder)
-        named, stages = (model.name, model.fingerprint), _decoder_stages(plan)
+        named, stages = (model.name, model.fingerprint), _decoder_stages(plan, model)
         own = {name: getattr(plan, name) for name in OF_LANGUAGE_MODELS if name != "head"}
     else:
         named, own = (plan.model_name, plan.model_fingerprint), {"cluster": {"fingerprint": plan.cluster_fingerprint}}
@@ -78,7 +78,7 @@ def _stage(plan: Plan, stage: Stage) -> dict[str, Any]:
 
 def _block(block: BlockPlan, rows: int) -> dict[str, Any]:
     word = cut_word(block.block, block.cut)
-    inner = word if block.cut is Cut.SUB_BLOCKS else KINDS[block.block].inner_key
+    inner = word if block.cut is Cut.SUB_BLOCKS else KINDS[block.block].axis
     table: dict[str, Any] = {"cut": word}
     table |= {axis: list(own.counts) for axis, own in ((inner, block.inner), ("output", block.columns)) if own}
     if block.rows is not None:
@@ -98,18 +98,22 @@ def _segment(segment: Segment, net: ConvNet | None) -> dict[str, Any]:
     return table | {name: True for name in ("edges_first", "stealing", "reuse") if getattr(segment, name)}
 
 
-def _decoder_stages(plan: DecoderPlan) -> list[dict[str, Any]]:
-    tables, named = [], {kind.axis: name for name, kind in KINDS.items()}
+def _decoder_stages(plan: DecoderPlan, model: Decoder) -> list[dict[str, Any]]:
+    tables = []
     for stage in plan.stages:
         crew = _crew(plan, stage)
         run = {
             "layers": _ends(stage.layers),
-            **{named[axis]: {"cut": axis, axis: _of(crew, own.counts)} for axis, own in stage.shares.items()},
+            **{name: _shared(crew, stage, KINDS[name].axis) for name in kind_names(model, stage.layers)},
             **({"rows": _of(crew, stage.rows)} if stage.rows else {}),
         }
         devices = _of(crew, plan.devices)
         tables.append({**({} if len(devices) == len(plan.devices) else {"devices": devices}), "runs": [run]})
     return tables
+
+
+def _shared(crew: list[int], stage: DecoderStage, axis: str) -> dict[str, Any]:
+    return {"cut": axis, axis: _of(crew, stage.shares[axis].counts)}
 
 
 def _whole(shares: Sequence[float], counts: Sequence[float]) -> list[float]:
@@ -119,8 +123,8 @@ def _whole(shares: Sequence[float], counts: Sequence[float]) -> list[float]:
 
 def _crew(plan: DecoderPlan, stage: DecoderStage) -> list[int]:
     """Return the ranks that have anything of a stage; of the last one also those that have words."""
-    shares = [own.counts for own in stage.shares.values()]
-    numbers = [*shares, stage.rows, plan.words.counts * (stage is plan.stages[-1])]
+    words = plan.words.counts * (stage is plan.stages[-1])
+    numbers = [*(own.counts for own in stage.shares.values()), stage.rows, words]
     return [rank for rank in range(len(plan.devices)) if any(own[rank] for own in numbers if own)]
 
 

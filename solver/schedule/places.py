@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from solver.base.spans import Span
 from solver.model.kinds.part import ROW, Part, RankRegion, Value
 from solver.plan.decoder_plan import ROWS_BY_MPI
-from solver.plan.layout import Box
+from solver.plan.layout import Box, moves
 from solver.schedule.regions import box_of, lengths, there
 from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep, unfolded
 
@@ -139,18 +139,27 @@ def by_sockets(step: ExchangeStep) -> bool:
     return bool(lengths(step.want[ROW]).max() < ROWS_BY_MPI)
 
 
-def arriving(every: Iterable[tuple[OwnStep, Called]], copies: Callable[[ExchangeStep], int]) -> int:
-    """Return how many numbers the places have where messages arrive, in each so many copies of what it brings.
+def arriving(every: Iterable[tuple[OwnStep, Called]], places: Places, coded: Callable[[ExchangeStep], bool]) -> int:
+    """Return how many numbers lie where messages arrive that cannot arrive in their places, and where they are coded.
 
-    One exchange runs at a time: messages share a place that are of one size, and in the same turn in their exchanges.
-    Those of few rows, by sockets, have small ones of their own, which do not count.
+    One exchange runs at a time: messages share such a place that are of one shape, and in the same turn in theirs.
     """
-    found: set[tuple[int, int, int]] = set()
-    exchanges = {id(own.step): own for own, _ in every if isinstance(own, OwnExchange)}.values()
-    for own in (own for own in exchanges if not by_sockets(own.step)):
-        sizes = own.step.moved[0, :, own.rank]
-        found |= {(turn, size, copies(own.step)) for turn, size in enumerate(sizes[sizes > 0].tolist())}
-    return sum(size * often for _, size, often in found)
+    found: dict[tuple[object, ...], int] = {}
+    exchanges = {id(own.step): (own, called) for own, called in every if isinstance(own, OwnExchange)}
+    for own, called in exchanges.values():
+        of_peers: dict[tuple[int, int], list[Box]] = {}
+        for move in moves(*own.step.layouts()):
+            if move.receiver == own.rank:
+                of_peers.setdefault((move.sender, move.piece), []).append(move.box)
+        for turn, (_, parts) in enumerate(sorted(of_peers.items())):
+            size = sum(box.size for box in parts)
+            key = turn, size, parts[0].shape[-1] if len(parts) == 1 else size
+            hull = places.boxes.get(called(own.step.value.name))
+            if own.step.partial or len(parts) > 1 or hull is None or not parts[0].lies_together(hull):
+                found[key] = size
+            if coded(own.step):
+                found["coded", *key] = size
+    return sum(found.values())
 
 
 def own_steps(steps: Sequence[AnyStep], rank: int) -> list[tuple[OwnStep, Called]]:

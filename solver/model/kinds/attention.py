@@ -63,7 +63,6 @@ class Attention(BlockKind):
     name: ClassVar[str] = "attention"
     curve: ClassVar[str] = "attention"
     axis: ClassVar[str] = HEAD
-    inner_key: ClassVar[str] = "heads"
     later: ClassVar[tuple[str, ...]] = ("whole_norms", "causal", "buckets")
 
     heads: int  # A

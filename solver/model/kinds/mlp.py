@@ -20,7 +20,6 @@ class Mlp(BlockKind):
     name: ClassVar[str] = "mlp"
     curve: ClassVar[str] = "mlp"
     axis: ClassVar[str] = FFN
-    inner_key: ClassVar[str] = "columns"
 
     ffn: int  # F
     activation: str = "silu"

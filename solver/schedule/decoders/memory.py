@@ -139,14 +139,14 @@ def chunk_numbers(model: Decoder, plan: DecoderPlan) -> list[int]:
     passes, rows = DecoderPasses(model, plan), min(CHUNK_ROWS, plan.context)
     steps, given = passes.steps(rows, 1, folded=True), passes.given(rows)
 
-    def copies(step: ExchangeStep) -> int:
-        return _copies(plan.wire) if passes.coded(step) else 1
+    def coded(step: ExchangeStep) -> bool:
+        return plan.wire is not Wire.FLOAT32 and passes.coded(step)
 
     found = [0] * len(plan.devices)
     for rank in {rank for stage in plan.stages for rank in stage.ranks}:
         every = own_steps(steps, rank)
-        values = places_of(every, given if rank in passes.first else None)
-        found[rank] = values.numbers + arriving(every, copies)
+        places = places_of(every, given if rank in passes.first else None)
+        found[rank] = places.numbers + arriving(every, places, coded)
     return found
 
 
