@@ -1,9 +1,9 @@
 """What a rank computes of a segment of a network as one graph: from the boxes that it needs to those that it leaves.
 
-Every node computes just the box that is needed of it (`solver.model.operators.walk`): a window that reaches beyond the
-image is padded there, and nowhere else, since what lies beyond a rank's own rows came from the others. Where several
-nodes need different boxes of a value, the largest is computed, and each takes its own. What neighbours have computed of
-a tile's values comes in as strips: the rest of such a box is computed, and all are put together.
+Every node computes just the box that is needed of it (`solver.schedule.networks.pieces`): a window that reaches beyond
+the image is padded there, and nowhere else, since what lies beyond a rank's own rows came from the others. Where
+several nodes need different boxes of a value, the largest is computed, and each takes its own. What neighbours have
+computed of a tile's values comes in as strips: the rest of such a box is computed, and all are put together.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from hepti_mpi.kernels.ort import make_session
 from solver.base.arrays import Numbers
 from solver.base.spans import Span
 from solver.model.convnet import ConvNet, MapBox, Node, Picture
-from solver.model.operators import BROADCAST, GLOBAL_POOLS, LARGE_PRODUCT, POOLS, VERBATIM, Reach, Strip, Walk, windows
+from solver.model.kinds.operator import BROADCAST, POOLS, windows
+from solver.model.operators import GLOBAL_POOLS, LARGE_PRODUCT, VERBATIM
 from solver.plan.layout import Box
-from solver.plan.segments import Piece, SegmentShares
+from solver.schedule.networks.pieces import Piece, Reach, Strip, Walk
 
 LARGE = LARGE_PRODUCT  # numbers of its weights; several sessions compute what has more
 SMALL = 1 << 16  # numbers; larger tensors are not copied into the graph
@@ -95,10 +96,8 @@ class Slab:
 
     Parameters
     ----------
-    net, shares, rank
-        The network, what follows from the segment, and who computes.
-    piece
-        Which of its pieces.
+    net, piece
+        The network, and what of it is computed.
     read
         Reads tensors.
     shared
@@ -117,15 +116,13 @@ class Slab:
     def __init__(
         self,
         net: ConvNet,
-        shares: SegmentShares,
-        rank: int,
         piece: Piece,
         read: ReadTensor,
         shared: Shared | None = None,
     ) -> None:
         shared = shared or Shared()
         self.needs: Placed = {
-            name: (box, shared.array(net, value, box, name)) for name, (value, box) in shares.coming(piece).items()
+            name: (box, shared.array(net, value, box, name)) for name, (value, box) in piece.coming.items()
         }
         runs = _runs(net, piece.walk)
         between = {value for run in runs for value in _coming(net, run)} - self.needs.keys()
@@ -139,7 +136,7 @@ class Slab:
             else:
                 self.leaves[name] = box, shared.array(net, value, box, name)
         places = self.leaves | there
-        self._calls = [_Graph(net, run, shares.parts[rank], read).call(places, piece.given, shared) for run in runs]
+        self._calls = [_Graph(net, run, piece.summed, read).call(places, piece.given, shared) for run in runs]
 
     def warm(self) -> None:
         """Compute once: a session's first run allocates what it keeps, and touches its weights."""
@@ -237,8 +234,8 @@ def _info(name: str, array: Numbers) -> ValueInfoProto:
 class _Graph:
     """The nodes of a graph as they come together; a value has one name for each box of it that somebody needs."""
 
-    def __init__(self, net: ConvNet, walk: Walk, parts: Mapping[str, MapBox], read: ReadTensor) -> None:
-        self._net, self._walk, self._parts, self._read = net, walk, parts, read
+    def __init__(self, net: ConvNet, walk: Walk, summed: Mapping[str, Span], read: ReadTensor) -> None:
+        self._net, self._walk, self._summed, self._read = net, walk, summed, read
         self._nodes: list[NodeProto] = []
         self._tensors: dict[str, Numbers] = {}
         self._reads: dict[str, Callable[[], Numbers]] = {}  # tensors that a new session reads, by what they are
@@ -296,7 +293,6 @@ class _Graph:
         whole = self._walk.needs[node.output]
         made = f"{node.output}" if reach.made == whole else f"{node.output}:made"
         attributes = {key: value for key, value in node.attributes.items() if key != "group"}
-        part_of = self._parts.get(node.output)
         values = [
             self._box(value, box) for value, box in zip(net.values_of(node), reach.needs, strict=True) if box.size
         ]
@@ -309,7 +305,7 @@ class _Graph:
             outputs = [f"{made}:unused{number}" for number in range(node.attributes.get("outputs", own + 1))]
             outputs[own] = made
             self._nodes.append(helper.make_node(op, inputs, outputs, name=node.name, **attributes))
-        elif op in GLOBAL_POOLS and part_of is not None:
+        elif op in GLOBAL_POOLS and node.output in self._summed:
             pixels = np.float32(1 / (net.extent(net.values_of(node)[0]).size // net.shapes[node.output][0]))
             axes = self._constant(f"{made}:axes", np.array([2, 3], np.int64))
             summed = f"{made}:sum"
@@ -346,10 +342,10 @@ class _Graph:
         """Return a node's inputs and attributes for its box."""
         net, op, channels = self._net, node.op, reach.made.channels
         if op in ("Conv", "Gemm"):
-            summands = self._parts.get(node.output)
-            tensors = [self._tensor(node.inputs[1], channels, None if summands is None else summands.channels)]
+            summed = self._summed.get(node.output)
+            tensors = [self._tensor(node.inputs[1], channels, summed)]
             # Only one of those that add up adds the bias.
-            if len(node.inputs) > 2 and node.inputs[2] and (summands is None or not summands.channels.start):
+            if len(node.inputs) > 2 and node.inputs[2] and (summed is None or not summed.start):
                 tensors.append(self._tensor(node.inputs[2], channels))
             if op == "Gemm":
                 return [*values, *tensors], {"transB": 1}

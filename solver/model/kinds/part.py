@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Protocol
 
 import numpy as np
@@ -171,6 +171,8 @@ class Part:
         Values. Of what it reads, axes that it has itself are read where its region is, others whole.
     reach
         By a value's name and an axis of it: where a region reaches, if neither is so.
+    rounds
+        By an axis: what comes out where a region is wanted, if that is more (whole groups of channels).
     """
 
     name: str
@@ -182,6 +184,7 @@ class Part:
     writes: Value
     tensors: tuple[PartTensor, ...] = ()
     reach: Mapping[tuple[str, str], Reaching] = field(default_factory=dict)
+    rounds: Mapping[str, Reaching] = field(default_factory=dict)
 
     @property
     def block(self) -> str:
@@ -196,18 +199,46 @@ class Part:
             for axis, length in zip(value.axes, value.shape, strict=True)
         }
 
-    def needs(self, region: Region) -> dict[str, dict[str, Spans]]:
-        """Return the box that it needs of every value that it reads."""
+    def made(self, region: Region) -> Region:
+        """Return what comes out where a region is wanted."""
+        if not self.rounds:
+            return region
         there = full(region)
-        found = {}
-        for value in self.reads:
-            box = {}
-            for axis, length in zip(value.axes, value.shape, strict=True):
-                reach = self.reach.get((value.name, axis))
-                spans = reach(region) if reach else region.get(axis)
-                box[axis] = there * (whole(length) if spans is None else spans)
-            found[value.name] = box
+        return {**region, **{axis: there * rounded(region) for axis, rounded in self.rounds.items()}}
+
+    def needs(self, region: Region) -> dict[str, Region]:
+        """Return the box that it needs of every value that it reads."""
+        some, found = None, dict[str, Region]()
+        for value, there, looks in _looks(self):
+            if there:
+                found[value.name] = region
+                continue
+            some = full(region) if some is None else some
+            # Where a region is empty along an axis that it keeps, so is the box.
+            found[value.name] = {
+                axis: region[axis] if keeps else some * self.reached(value, axis, region) for axis, keeps in looks
+            }
         return found
+
+    def reached(self, value: Value, axis: str, region: Region) -> Spans:
+        """Return where a region that is not empty reaches along an axis of a value."""
+        reach = self.reach.get((value.name, axis))
+        spans = reach(region) if reach else region.get(axis)
+        return whole(value.shape[value.axes.index(axis)]) if spans is None else spans
+
+
+@lru_cache(maxsize=1 << 10)
+def _looks(part: Part) -> list[tuple[Value, bool, list[tuple[str, bool]]]]:
+    """Return of every value that a part reads whether just its region is, and of every axis whether that span is.
+
+    Along axes that a value lacks a region may be empty: then no span of it is kept.
+    """
+    found = []
+    for value in part.reads:
+        same = part.axes.keys() == set(value.axes)
+        looks = [(axis, same and (value.name, axis) not in part.reach) for axis in value.axes]
+        found.append((value, all(keeps for _, keeps in looks), looks))
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -220,8 +251,5 @@ def whole(length: int) -> Spans:
 
 def full(region: Region) -> Spans:
     """Return 1 where a region has something, [..., 1], else 0."""
-    found = None
-    for spans in region.values():
-        own = spans[..., 1:] > spans[..., :1]
-        found = own if found is None else found & own
-    return np.asarray(found, np.int64)
+    found = reduce(np.logical_and, [spans[..., 0] < spans[..., 1] for spans in region.values()])
+    return np.asarray(found, np.int64)[..., None]

@@ -16,7 +16,8 @@ from hepti_mpi.base.memory import freed_at_once
 from hepti_mpi.kernels import slab
 from hepti_mpi.kernels.slab import Shared, Slab
 from solver.model.convnet import ConvNet, Node, Picture
-from solver.plan.segments import unrolled
+from solver.schedule.networks.pieces import pieces_of, tile_pieces
+from solver.schedule.networks.steps import unrolled
 from tests.kit.chains import chain
 from tests.kit.convnet_reference import to_onnx
 from tests.kit.convnets import Builder, emulate, plan_of, random_net, random_plan, reader
@@ -118,7 +119,7 @@ def made_large():
     before = peak_bytes()
 
     with freed_at_once():
-        made = Slab(net, shares, 0, shares.pieces[0][0], read_anew(net))
+        made = Slab(net, *pieces_of(shares, 0), read_anew(net))
 
     assert made.leaves.keys() == {"gemm1"}
     return peak_bytes() - before
@@ -147,8 +148,8 @@ def test_tiles_of_one_shape_within_the_image_share_a_session():
     (shares,) = unrolled(net, plan)
     shared = Shared(in_place=True)
 
-    for tile in shares.tiles:
-        Slab(net, shares, 0, tile, reader(tensors), shared)
+    for tile in tile_pieces(shares):
+        Slab(net, tile, reader(tensors), shared)
 
     assert len(shared.graphs) == 9
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from solver.plan.segment_file import (
 )
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on, equal_shares
 from tests.kit import refused
+from tests.kit.chains import chain
 from tests.kit.convnets import plan_of, random_net, random_plan
 from tests.sweeps import seeds
 from weights.networks_zoo import zoo_network
@@ -123,6 +125,21 @@ def test_a_plan_by_hand_is_read(resnet):
     plan.check(resnet, ranks=2)
     assert plan.segments[0] == Segment(Span(0, 32), SegmentCut.ROWS, (5 / 7, 2 / 7))
     assert (plan.system, plan.wire, plan.predicted) == ("", Wire.FLOAT32, None)
+
+
+def test_what_adds_up_nothing_is_not_cut_by_sums(kept):
+    """A convolution in groups, and a pool; one that is in none adds up over its channels."""
+    net = chain(("conv", 4), ("conv", 4), ("pool",), size=8)
+    node = net.nodes[1]
+    grouped = replace(node, attributes=node.attributes | {"group": 4})
+    net = replace(net, nodes=(net.nodes[0], grouped, net.nodes[2]))
+    every = [
+        plan_of(net, [(at, "rows", (1, 0)), (at + 1, "sums", (0.5, 0.5)), (3, "rows", (1, 0))][at == 0 :], 2)
+        for at in range(3)
+    ]
+
+    every[0].check(net, ranks=2)
+    kept(refused.said(lambda plan: plan.check(net, ranks=2), every[1:]))
 
 
 def test_the_plan_in_the_documents_fits_its_network():
