@@ -16,9 +16,8 @@ from hepti_mpi.program.state import HeadsLayout, KeptHeads, move_heads
 from solver.base.arrays import Array
 from solver.base.spans import Span, tiles
 from solver.model.kinds.attention import Attention, Rope
-from solver.model.kinds.part import HEAD, ROW, WORD, Part, Value
+from solver.model.kinds.part import HEAD, ROW, WORD, Part, Value, there
 from solver.model.kinds.weight import PRECISIONS
-from solver.schedule.regions import there
 from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep
 
 HEAD_BYTES = 32 << 20  # of words in a graph: of all at once three copies were in memory while it was made

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.base.spans import Span
-from solver.model.kinds.part import Region, Spans, Value, whole
+from solver.model.kinds.part import Region, Spans, Value, there, whole
 from solver.plan.layout import Box
 
 Lengths = NDArray[np.int64]
@@ -42,11 +42,6 @@ def lengths(spans: Spans) -> Lengths:
 def volume(region: Region) -> Lengths:
     """Return in how many units a region has numbers, [...]."""
     return np.asarray(reduce(np.multiply, [lengths(spans) for spans in region.values()]))
-
-
-def there(region: Region) -> NDArray[np.bool_]:
-    """Return where a region has something, [...]."""
-    return np.asarray(reduce(np.logical_and, [spans[..., 0] < spans[..., 1] for spans in region.values()]))
 
 
 def hull(one: Region | None, other: Region) -> Region:

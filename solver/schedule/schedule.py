@@ -20,9 +20,9 @@ from itertools import groupby
 import numpy as np
 
 from solver.base.spans import Span, largest_remainder
-from solver.model.kinds.part import HIDDEN, ROW, Part, Region, Spans, Value, whole
+from solver.model.kinds.part import HIDDEN, ROW, Part, Region, Spans, Value, there, whole
 from solver.plan.layout import Layout, moves
-from solver.schedule.regions import Lengths, boxes, hull, lengths, overlaps, there, volume, within
+from solver.schedule.regions import Lengths, boxes, hull, lengths, overlaps, volume, within
 
 WITH_READER = "with its reader"  # in place of an axis: a part is computed where it is read
 WHOLE = "whole"  # in place of an axis: everyone of the crew computes all of it

@@ -8,10 +8,10 @@ from typing import Any
 
 from solver.base.spans import Partition
 from solver.model.kinds.operator import IMAGE_ROW
+from solver.model.kinds.part import there
 from solver.plan.segment_file import whole_parts
 from solver.plan.segments import SegmentCut
 from solver.schedule.networks.steps import SegmentShares
-from solver.schedule.regions import there
 from solver.show.network_facts import PricedNetwork
 from solver.show.network_tables import first_node, shared_out, wire_s
 from solver.show.pictures import MOST_DRAWN, PALETTE, left_out, new_figure, save_figure

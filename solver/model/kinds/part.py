@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -193,9 +193,12 @@ class Part:
 
     def result(self, region: Region) -> dict[str, Spans]:
         """Return the box of what it writes."""
-        there, value = full(region), self.writes
+        value = self.writes
+        if region.keys() == set(value.axes):
+            return dict(region)
+        some = full(region)
         return {
-            axis: region[axis] if axis in region else there * whole(length)
+            axis: region[axis] if axis in region else some * whole(length)
             for axis, length in zip(value.axes, value.shape, strict=True)
         }
 
@@ -203,14 +206,14 @@ class Part:
         """Return what comes out where a region is wanted."""
         if not self.rounds:
             return region
-        there = full(region)
-        return {**region, **{axis: there * rounded(region) for axis, rounded in self.rounds.items()}}
+        some = full(region)
+        return {**region, **{axis: some * rounded(region) for axis, rounded in self.rounds.items()}}
 
     def needs(self, region: Region) -> dict[str, Region]:
         """Return the box that it needs of every value that it reads."""
         some, found = None, dict[str, Region]()
-        for value, there, looks in _looks(self):
-            if there:
+        for value, same, looks in _looks(self):
+            if same:
                 found[value.name] = region
                 continue
             some = full(region) if some is None else some
@@ -251,5 +254,14 @@ def whole(length: int) -> Spans:
 
 def full(region: Region) -> Spans:
     """Return 1 where a region has something, [..., 1], else 0."""
-    found = reduce(np.logical_and, [spans[..., 0] < spans[..., 1] for spans in region.values()])
-    return np.asarray(found, np.int64)[..., None]
+    return there(region)[..., None].astype(np.int64)
+
+
+def there(region: Region) -> NDArray[np.bool_]:
+    """Return where a region has something, [...]."""
+    found: NDArray[np.bool_] | None = None
+    for spans in region.values():
+        own = spans[..., 0] < spans[..., 1]
+        found = own if found is None else found & own
+    assert found is not None
+    return found

@@ -27,14 +27,13 @@ from solver.base.spans import Span
 from solver.cluster.curves import Floats, Kernel
 from solver.model.convnet import ConvNet
 from solver.model.kinds.operator import MAP, SUMMED
-from solver.model.kinds.part import Region
+from solver.model.kinds.part import Region, there
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, equal_shares
 from solver.programs.convnets.segment_polish import coarsest
 from solver.schedule.exchange import Mask
 from solver.schedule.networks.segment_steps import Ints, NetSetting, all_ended, copied, in_one_run, made_s
 from solver.schedule.networks.steps import Regions, computation, handed_in, image_on_root, moved_bytes
-from solver.schedule.regions import there
 
 # Half a second of CPU time at most: of ways to share out two segments, one behind the other, and to share out one, 0.3
 # ms each. Without the second limit plans for two boards took 4 to 19 s, and were as fast as without this search in 9 of

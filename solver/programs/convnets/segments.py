@@ -346,24 +346,28 @@ class Search:
         for value in net.live(end):
             of = pooled.get(value, value)
             needs[of] = hull(needs.get(of), {IMAGE_ROW: self._rows_at(to, self._rows_of(of))})
-        seconds, levels, weights = np.zeros(shares.shape), 0, 0
+        seconds, levels, weights, parts = np.zeros(shares.shape), 0, 0, parts_of(net)
         session_s = np.array([speeds.session_s for speeds in s.speeds])
         entering_s = np.array([speeds.entering_s for speeds in s.speeds])
         for at in range(to - 1, -1, -1):
+            rows: dict[int, Spans] = {}
             for number in range(self._points[at + 1] - 1, self._points[at] - 1, -1):
                 node = net.nodes[number]
                 weights += weights_bytes(net, node)
                 if node.output in pooled:
-                    rows = lengths(needs[pooled[node.output]][IMAGE_ROW])
-                    part = rows / self._rows_of(pooled[node.output])
-                    seconds = seconds + part * self._rows_s(number, np.ones_like(rows))
+                    part = lengths(needs[pooled[node.output]][IMAGE_ROW]) / self._rows_of(pooled[node.output])
+                    seconds = seconds + part * s.table(number)[:, -1]
                 elif node.output in needs:
-                    own, region = parts_of(net)[node.output], needs[node.output]
-                    seconds = seconds + self._rows_s(number, lengths(region[IMAGE_ROW]))
-                    some = full(region)
+                    own, region = parts[node.output], needs[node.output]
+                    rows[number] = region[IMAGE_ROW]
                     for read in own.reads:
-                        rows = some * own.reached(read, IMAGE_ROW, region)
-                        needs[read.name] = hull(needs.get(read.name), {IMAGE_ROW: rows})
+                        reach = region
+                        if (read.name, IMAGE_ROW) in own.reach:
+                            reach = {IMAGE_ROW: full(region) * own.reached(read, IMAGE_ROW, region)}
+                        needs[read.name] = hull(needs.get(read.name), reach)
+            if rows:
+                of_nodes = s.rows_s(np.array([*rows]), np.arange(s.devices), lengths(np.array([*rows.values()])))
+                seconds = seconds + of_nodes.sum(0)
             live = (value for value in net.live(self._points[at]) if value in needs)
             coming = {
                 value: {CHANNEL: member * whole(net.extent(value).channels.stop), **needs[value]} for value in live
@@ -382,11 +386,6 @@ class Search:
         compute = computation(net, nodes, SegmentCut.CHANNELS, tuple(map(tuple, self._channel_shares.tolist())))
         seconds = made_s(s, compute, np.arange(s.devices))
         return Reached(seconds, compute.walked[1], run_bytes(net, nodes) * self._channel_shares)
-
-    def _rows_s(self, number: int, rows: Ints) -> Floats:
-        """Return the seconds of so many rows of a node, [crews, p]."""
-        table = self._s.table(number)
-        return np.asarray(table[np.arange(self._s.devices), np.minimum(rows, table.shape[1] - 1)])
 
     def _brought(self, at: int, before: Ints, needs: Regions) -> tuple[Floats, Floats]:
         """Return the bytes that devices send each other, [before, crews, p, p], and the numbers that they copy."""

@@ -33,7 +33,7 @@ from solver.cluster.curves import Floats, Kernel
 from solver.cluster.nodes import NodeSpeeds
 from solver.model.convnet import FLOAT_BYTES, ConvNet, Node
 from solver.model.kinds.operator import CHANNEL, ELEMENTWISE, IMAGE_COLUMN, IMAGE_ROW, MAP, SUMMED
-from solver.model.kinds.part import Region
+from solver.model.kinds.part import Region, there
 from solver.model.operators import LARGE_PRODUCT, flop, kind_of, signature, tensors_of
 from solver.plan.plan import Prediction, Wire
 from solver.plan.segments import SegmentPlan
@@ -44,15 +44,15 @@ from solver.schedule.networks.steps import (
     Regions,
     SegmentShares,
     TileShares,
+    bytes_across,
     handed_in,
     image_on_root,
     moved_bytes,
-    number_bytes,
     numbers_across,
     unrolled,
 )
 from solver.schedule.price import Price, PricedStep
-from solver.schedule.regions import Lengths, lengths, same, there, volume
+from solver.schedule.regions import Lengths, lengths, same, volume
 from solver.schedule.schedule import ComputeStep, PlacedPart
 from solver.schedule.timing import Machine
 
@@ -182,6 +182,7 @@ def made_s(s: NetSetting, compute: ComputeStep | TileShares, devices: Ints) -> F
     return np.asarray(seconds.sum(0) + busy * (np.array(calls) + np.array(enter) * entering))
 
 
+@lru_cache(maxsize=1 << 10)
 def entering_numbers(compute: ComputeStep | TileShares) -> dict[str, Lengths]:
     """Return how many numbers of each come into graphs, [..., p]: of values from before, and strips."""
     found: dict[str, Lengths] = {name: volume(region) for name, region in compute.walked[1].items()}
@@ -199,9 +200,9 @@ def pieces_s(s: NetSetting, shares: SegmentShares, lying: Lying) -> Floats:
     lying
         Of every device, which boxes lie there as a piece of the segment can take them.
     """
-    numbers = np.zeros((1, s.devices))
+    numbers, sizes = np.zeros((1, s.devices)), entering_numbers(shares.compute)
     for name, need in shares.compute.walked[1].items():
-        numbers = numbers + volume(need) * (~_lies_so(need, *lying[name]) if name in lying else 1)
+        numbers = numbers + sizes[name] * (~_lies_so(need, *lying[name]) if name in lying else 1)
     seconds = np.asarray(_made_s(s, shares.compute) + s.machine.bank.seconds(Kernel.ADD, numbers))
     return seconds if shares.tiles is None else _with_tiles_s(s, shares, shares.tiles, seconds)
 
@@ -326,7 +327,7 @@ def _of_tiles(net: ConvNet, tiles: TileShares, wire: Wire, devices: int) -> Floa
     for name, need in tiles.walked[1].items():
         (sizes,) = volume(need)
         for owner, size in zip(tiles.owners, sizes.tolist(), strict=True):
-            moved[root, owner] += size * number_bytes(net, name, wire)
+            moved[root, owner] += size * bytes_across(net, name, MAP, wire)
     for value, side, taker, giver in tiles.given:
         size = int(volume(tiles.taken[value, side])[0, taker]) * wire.bits / 8
         moved[root, tiles.owners[taker]] += size
@@ -352,7 +353,7 @@ def copied(net: ConvNet, have: Regions, needs: Regions, lies: Mapping[str, Mask 
     numbers: Floats = np.zeros(1)
     for name, need in needs.items():
         axes = have[name].keys()
-        own = volume({axis: need[axis] for axis in axes}) * numbers_across(net, name, have[name])
+        own = volume({axis: need[axis] for axis in axes}) * numbers_across(net, name, tuple(axes))
         numbers = numbers + own * ~(same(have[name], need, axes) & lies[name])
     return numbers
 
@@ -497,7 +498,7 @@ def memory_of(net: ConvNet, plan: SegmentPlan) -> list[int]:
 
 def _rooms(tiles: TileShares) -> dict[str, Lengths]:
     """Return the numbers of every value, or strip, that tiles need or leave, [tiles]."""
-    found = {name: sizes[0] for name, sizes in entering_numbers(tiles).items()}
+    found = {name: sizes[0].copy() for name, sizes in entering_numbers(tiles).items()}
     for name, box in tiles.boxes.items():
         found[name] = np.maximum(found.get(name, 0), volume(box)[0])
     for value, side, taker, giver in tiles.given:

@@ -19,12 +19,12 @@ from solver.base.spans import Partition, Span
 from solver.cluster.curves import Floats
 from solver.model.convnet import NOTHING, ConvNet, MapBox
 from solver.model.kinds.operator import CHANNEL, IMAGE_COLUMN, IMAGE_ROW, MAP, NO_STREAM, SUMMED, adding
-from solver.model.kinds.part import Part, Region, Spans, Value
+from solver.model.kinds.part import Part, Region, Spans, Value, there
 from solver.model.operators import is_by_rows, map_value, parts_between
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, pooled_in, tile_boxes
 from solver.schedule.exchange import Mask
-from solver.schedule.regions import Lengths, overlaps, some_have, there, volume
+from solver.schedule.regions import Lengths, overlaps, some_have, volume
 from solver.schedule.schedule import WITH_READER, ComputeStep, ExchangeStep, PlacedPart, Walked, walk
 
 CARRIED = "carried"  # role of what passes a segment
@@ -298,8 +298,8 @@ def _with_edges_first(shares: SegmentShares, needed: Regions) -> SegmentShares:
         for name, box in whole.made.items()
     }
     empty = ~np.logical_or.reduce([_in_rows(whole.made[name], own) for name, own in rows.items()])
-    order = np.argsort(empty, axis=0, kind="stable")[: max(1, (~empty).sum(0).max()), :, None]  # none between others
-    ordered = tuple((name, np.take_along_axis(own, order, 0).tobytes()) for name, own in rows.items())
+    order = np.argsort(empty, axis=0, kind="stable")[: max(1, (~empty).sum(0).max())]  # none between others
+    ordered = tuple((name, own[order, np.arange(shares.devices)].tobytes()) for name, own in rows.items())
     return replace(shares, compute=_in_pieces(whole, ordered))
 
 
@@ -471,20 +471,22 @@ def moved_bytes(net: ConvNet, have: Regions, needs: Regions, wire: Wire) -> Floa
     """
     moved: Floats = np.zeros((1, 1))
     for name, want in needs.items():
-        of_each = numbers_across(net, name, have[name]) * number_bytes(net, name, wire)
-        moved = moved + overlaps(have[name], want) * of_each
+        moved = moved + overlaps(have[name], want) * bytes_across(net, name, tuple(have[name]), wire)
     return moved * _others(moved.shape[-1])
 
 
-def numbers_across(net: ConvNet, name: str, region: Region) -> int:
-    """Return how many numbers of a value lie along all axes that a region does not name."""
+@lru_cache(maxsize=1 << 10)
+def numbers_across(net: ConvNet, name: str, axes: tuple[str, ...]) -> int:
+    """Return how many numbers of a value lie along all axes but these."""
     lengths = zip(MAP, net.extent(name).shape, strict=True)
-    return math.prod(length for axis, length in lengths if axis not in region)
+    return math.prod(length for axis, length in lengths if axis not in axes)
 
 
-def number_bytes(net: ConvNet, name: str, wire: Wire) -> float:
-    """Return the bytes of a number of a value on the wire."""
-    return net.bytes_of(name, 1) * (PIXEL_BITS if name == net.input else wire.bits) / FLOAT_BITS
+@lru_cache(maxsize=1 << 10)
+def bytes_across(net: ConvNet, name: str, axes: tuple[str, ...], wire: Wire) -> float:
+    """Return the bytes on the wire of the numbers that lie along all axes but these; of all three, those of one."""
+    bits = PIXEL_BITS if name == net.input else wire.bits
+    return numbers_across(net, name, axes) * net.bytes_of(name, 1) * bits / FLOAT_BITS
 
 
 @lru_cache(maxsize=64)

@@ -4,17 +4,18 @@ import numpy as np
 import pytest
 
 from solver.base.spans import Span
+from solver.model.kinds.operator import MAP
 from solver.model.operators import parts_between
 from solver.plan.plan import Wire
 from solver.plan.segments import SegmentCut
 from solver.schedule.networks.pieces import map_box, pieces_of, walk_back
 from solver.schedule.networks.segment_steps import net_setting, network_steps
 from solver.schedule.networks.steps import (
+    bytes_across,
     computation,
     exchanges_of,
     handed_in,
     image_on_root,
-    number_bytes,
     unrolled,
 )
 from tests.kit.chains import boards
@@ -73,7 +74,7 @@ def test_what_steps_move_is_what_is_priced(seed):
     for step, before, needed in zip(network_steps(s, plan), held, needs, strict=True):
         moved = np.zeros((ranks, ranks))
         for exchange in exchanges_of(before, needed):
-            moved += exchange.moved[0] * number_bytes(net, exchange.value.name, wire)
+            moved += exchange.moved[0] * bytes_across(net, exchange.value.name, MAP, wire)
         np.testing.assert_array_equal(step.messages.moved.sum(0), moved)
 
 
