@@ -14,13 +14,13 @@ from typing import Any
 
 from solver.base.spans import Span
 from solver.model.convnet import ConvNet, Node
-from solver.model.kinds.operator import MAP, POOLS, REACH, Operator, windows
+from solver.model.kinds.operator import ADDED_UP, CHANNEL, IMAGE_ROW, MAP, POOLS, REACH, Operator, windows
 from solver.model.kinds.part import Part, Value
 
 VERBATIM = "Verbatim:"  # in front of operators that are as they were in the model's file
 PRODUCTS = ("Gemm", "MatMul")
 LARGE_PRODUCT = 1 << 22  # numbers of a product's weights that one graph computes with
-GLOBAL_POOLS = ("GlobalAveragePool",)  # that can be added up of parts
+GLOBAL_POOLS = tuple(op for op, axis in ADDED_UP.items() if axis == IMAGE_ROW)  # that can be added up of parts
 
 
 class WorkKind(StrEnum):
@@ -61,8 +61,8 @@ def parts_between(net: ConvNet, nodes: Span) -> list[Part]:
 BY_ROWS = frozenset(REACH) - {"GlobalAveragePool", "Flatten", "Gemm"}
 # Those of which a rank can compute some output channels.
 BY_CHANNELS = frozenset(REACH) - {"ConvTranspose", "SpaceToDepth", "DepthToSpace"}
-# Those that add up over their input channels, where these are not in groups.
-SUMS = ("Conv", "Gemm")
+# Those that add up over their input channels.
+SUMS = tuple(op for op, axis in ADDED_UP.items() if axis == CHANNEL)
 
 
 def adds_up(node: Node) -> bool:

@@ -207,20 +207,8 @@ def _slice(node: Node, inputs: Sequence[Extent], output: Extent) -> list[Windows
     return [(Window(first=start, behind=start), SAME, SAME)]
 
 
-def _global(node: Node, inputs: Sequence[Extent], output: Extent) -> list[Windows]:
-    return [(SAME, EVERY, EVERY)]
-
-
 def _flatten(node: Node, inputs: Sequence[Extent], output: Extent) -> list[Windows]:
     return [(Window(per=math.prod(inputs[0][1:]), whole=True), EVERY, EVERY)]
-
-
-def _gemm(node: Node, inputs: Sequence[Extent], output: Extent) -> list[Windows]:
-    return [(EVERY, EVERY, EVERY)]
-
-
-def _everything(node: Node, inputs: Sequence[Extent], output: Extent) -> list[Windows]:
-    return [(EVERYTHING, EVERYTHING, EVERYTHING)] * len(inputs)
 
 
 # By the operator: the windows of its inputs. Those that are not here need everything.
@@ -230,11 +218,11 @@ REACH: Mapping[str, Callable[[Node, Sequence[Extent], Extent], list[Windows]]] =
     **dict.fromkeys(ELEMENTWISE, _pixel_by_pixel),
     "Concat": _concat,
     "Slice": _slice,
-    "GlobalAveragePool": _global,
+    "GlobalAveragePool": lambda *_: [(SAME, EVERY, EVERY)],
     "Flatten": _flatten,
-    "Gemm": _gemm,
+    "Gemm": lambda *_: [(EVERY, EVERY, EVERY)],
 }
-# Along which axis of their input operators add up, so that ranks can compute summands.
+# Along which axis of their input operators add up, so that ranks can compute summands; where that is not in groups.
 ADDED_UP = {"Conv": CHANNEL, "Gemm": CHANNEL, "GlobalAveragePool": IMAGE_ROW}
 
 
@@ -263,7 +251,8 @@ class Operator:
     def of(cls, number: int, node: Node, inputs: Sequence[Extent], output: Extent, curve: str) -> Operator:
         """Return the operator of a node with values of these extents."""
         reaches = []
-        for extent, own in zip(inputs, REACH.get(node.op, _everything)(node, inputs, output), strict=True):
+        every = REACH[node.op](node, inputs, output) if node.op in REACH else [(EVERYTHING,) * 3] * len(inputs)
+        for extent, own in zip(inputs, every, strict=True):
             make: Callable[..., AxisReach] = AxisReach if node.op == "Concat" else _axis_reach  # may need nothing
             channels, rows, columns = map(make, MAP, own, extent, output)
             reaches.append((channels, rows, columns))
@@ -277,9 +266,7 @@ class Operator:
             for own in (own for own in reaches if own.window != SAME or own.length != own.outputs):
                 key = value.name, own.axis
                 reach[key] = partial(_both, reach[key], own) if key in reach else own
-        rounds: dict[str, Reaching] = {
-            axis: partial(_all, length) for axis, length in zip(MAP, writes.shape, strict=True)
-        }
+        rounds: dict[str, Reaching] = {axis: partial(_all, length) for axis, length in axes.items()}
         if self.reaches:
             rounds = {own.axis: own.made for own in self.reaches[0] if own.makes_more}
         return Part(name, self, NO_STREAM, role, axes, tuple(dict.fromkeys(reads)), writes, reach=reach, rounds=rounds)

@@ -34,7 +34,7 @@ from solver.cluster.nodes import NodeSpeeds
 from solver.model.convnet import FLOAT_BYTES, ConvNet, Node
 from solver.model.kinds.operator import CHANNEL, ELEMENTWISE, IMAGE_COLUMN, IMAGE_ROW, MAP, SUMMED
 from solver.model.kinds.part import Region, there
-from solver.model.operators import LARGE_PRODUCT, flop, kind_of, signature, tensors_of
+from solver.model.operators import LARGE_PRODUCT, flop, kind_of, parts_of, tensors_of
 from solver.plan.plan import Prediction, Wire
 from solver.plan.segments import SegmentPlan
 from solver.schedule.clocks import ClockStep, Messages, Moment, computed, exchanged, follow
@@ -84,8 +84,8 @@ class NetSetting:
         """The tables of all nodes side by side, [p, ...], and where each begins."""
         net, alike = self.net, {id(speeds): speeds for speeds in self.speeds}
         every = []
-        for node in net.nodes:
-            facts = signature(net, node), kind_of(net, node), flop(net, node), net.extent(node.output).rows.stop
+        for node, part in zip(net.nodes, parts_of(net).values(), strict=True):
+            facts = part.kind.curve, kind_of(net, node), flop(net, node), part.axes[IMAGE_ROW]
             tables = {key: speeds.table(*facts) for key, speeds in alike.items()}
             every.append(np.stack([tables[id(speeds)] for speeds in self.speeds]))
         empty = np.zeros((self.devices, 0))
