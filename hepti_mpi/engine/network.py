@@ -6,7 +6,7 @@ convolution is computed in `kernels.slab`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ from solver.model.convnet import NOTHING, ConvNet
 from solver.plan.layout import Layout
 from solver.plan.segments import THROUGHPUT, SegmentPlan
 from solver.schedule.networks.pieces import Piece, map_box, pieces_of
-from solver.schedule.networks.steps import Held, exchanges_of, handed_in, image_on_root, unrolled
+from solver.schedule.networks.steps import exchanges_of, handed_in, image_on_root, unrolled
 from solver.schedule.schedule import ExchangeStep
 
 _NONE = np.empty(0, np.float32)
@@ -91,10 +91,10 @@ class NetworkShare:
         rank = group.rank
         self.image: Numbers = np.empty(net.shapes[net.input] if rank == 0 else 0, np.uint8)
         have: list[Placed] = [{net.input: (net.extent(net.input), self.image)}] if rank == 0 else []
-        held: Mapping[str, Held] = image_on_root(net, group.size)
+        held = image_on_root(net, group.size)
         self._steps: list[RankStep] = []
         for shares in unrolled(net, plan):
-            adds = any(own.partial for own in held.values())  # to zeros: not where a summand lies
+            adds = any(own.partial for own in shares.before.values())  # to zeros: not where a summand lies
             slabs: Sequence[Slab | TileTasks] = (
                 [TileTasks(net, shares, group, read, make)]
                 if shares.tiles
@@ -103,9 +103,10 @@ class NetworkShare:
                     for piece in pieces_of(shares, rank)
                 ]
             )
-            exchange = _exchange(net, group, exchanges_of(held, shares.needs), have, [slab.needs for slab in slabs])
+            steps = exchanges_of(shares.before, shares.needs)
+            exchange = _exchange(net, group, steps, have, [slab.needs for slab in slabs])
             self._steps.append(RankStep(_name(net, shares.segment.nodes), exchange, slabs))
-            have, held = [slab.leaves for slab in slabs], shares.after
+            have, held = [slab.leaves for slab in slabs], {**shares.after}
         needs = handed_in(net, group.size)
         boxes = {value: map_box(region, (0, rank)) for value, region in needs.items()}
         self.outputs: dict[str, Array] = {

@@ -74,11 +74,14 @@ def within(one: Region, other: Region) -> NDArray[np.bool_]:
 
 def overlaps(have: Region, want: Region) -> Lengths:
     """Return how much rank i has of what rank j wants, [..., i, j]."""
-    found = np.ones(1, np.int64)
+    found: Lengths | None = None
     for axis, spans in have.items():
-        one, other = spans[..., :, None, :], want[axis][..., None, :, :]
-        common = np.minimum(one[..., 1], other[..., 1]) - np.maximum(one[..., 0], other[..., 0])
-        found = found * np.maximum(common, 0)
+        other = want[axis]
+        common = np.minimum(spans[..., :, None, 1], other[..., None, :, 1])
+        common = common - np.maximum(spans[..., :, None, 0], other[..., None, :, 0])
+        np.maximum(common, 0, out=common)
+        found = common if found is None else found * common
+    assert found is not None
     return found
 
 

@@ -152,7 +152,7 @@ def compute_s(s: NetSetting, shares: SegmentShares) -> Floats:
     return np.asarray(seconds)
 
 
-@lru_cache(maxsize=1 << 10)
+@lru_cache(maxsize=1 << 8)
 def _made_s(s: NetSetting, compute: ComputeStep) -> Floats:
     return made_s(s, compute, np.arange(s.devices))
 
@@ -182,7 +182,7 @@ def made_s(s: NetSetting, compute: ComputeStep | TileShares, devices: Ints) -> F
     return np.asarray(seconds.sum(0) + busy * (np.array(calls) + np.array(enter) * entering))
 
 
-@lru_cache(maxsize=1 << 10)
+@lru_cache(maxsize=1 << 8)
 def entering_numbers(compute: ComputeStep | TileShares) -> dict[str, Lengths]:
     """Return how many numbers of each come into graphs, [..., p]: of values from before, and strips."""
     found: dict[str, Lengths] = {name: volume(region) for name, region in compute.walked[1].items()}
@@ -264,7 +264,12 @@ def _lying(before: SegmentShares | None, shares: SegmentShares) -> Lying:
         return {}
     if before is None or before.tiles:
         return {name: (held.box, np.ones(1, bool)) for name, held in shares.before.items()}
-    return {name: (box, in_one_run(before.compute, name)) for name, box in before.compute.made.items()}
+    return _left_lying(before.compute)
+
+
+@lru_cache(maxsize=1 << 8)
+def _left_lying(compute: ComputeStep) -> Lying:
+    return {name: (box, in_one_run(compute, name)) for name, box in compute.made.items()}
 
 
 def in_one_run(compute: ComputeStep, name: str) -> Mask:
@@ -416,7 +421,7 @@ def weights_of(net: ConvNet, plan: SegmentPlan) -> list[int]:
     return [int(own) for own in needed]
 
 
-@lru_cache(maxsize=1 << 10)
+@lru_cache(maxsize=1 << 8)
 def _weights(net: ConvNet, compute: ComputeStep | TileShares) -> Lengths:
     """Return the bytes of weights of pieces' graphs, [pieces, p]: what several nodes have in common is there once.
 
@@ -507,7 +512,7 @@ def _rooms(tiles: TileShares) -> dict[str, Lengths]:
     return found
 
 
-@lru_cache(maxsize=1 << 10)
+@lru_cache(maxsize=1 << 8)
 def numbers_within(net: ConvNet, compute: ComputeStep | TileShares) -> Lengths:
     """Return how many numbers that its nodes make a graph has at a time, at most, [pieces, p].
 

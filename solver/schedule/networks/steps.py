@@ -171,7 +171,7 @@ def _unrolled(net: ConvNet, segments: tuple[Segment, ...], ranks: int) -> tuple[
 
 
 def exchanges_of(before: Mapping[str, Held], needs: Regions) -> list[ExchangeStep]:
-    """Return the steps that bring what ranks need of what lies so."""
+    """Return the steps that bring what ranks need of what lies so: what goes from a piece to a rank is one message."""
     found = []
     for name, want in needs.items():
         held = before[name]
@@ -206,11 +206,15 @@ def segment_shares(net: ConvNet, segment: Segment, before: Mapping[str, Held]) -
     """Return what follows from a segment where values lie so before it."""
     if segment.cut is SegmentCut.TILES:
         return _tiled(net, segment, before)
-    compute = computation(net, segment.nodes, segment.cut, (segment.shares,))
+    compute = _of_one(net, segment.nodes, segment.cut, segment.shares)
     return SegmentShares(segment, before, compute, compute)
 
 
-@lru_cache(maxsize=1 << 10)  # plans that differ in a segment have all others in common
+@lru_cache(maxsize=1 << 8)  # plans that differ in a segment have all others in common
+def _of_one(net: ConvNet, nodes: Span, cut: SegmentCut, shares: tuple[float, ...]) -> ComputeStep:
+    return computation(net, nodes, cut, (shares,))
+
+
 def computation(net: ConvNet, nodes: Span, cut: SegmentCut, shares: tuple[tuple[float, ...], ...]) -> ComputeStep:
     """Return what ranks compute of a run of nodes, cut in several ways: each has shares of its own, [n, p]."""
     placed = (own if own.axis == WITH_READER else _cut(own.part, own.axis, shares) for own in _to_cut(net, nodes, cut))
@@ -233,12 +237,11 @@ def _to_cut(net: ConvNet, nodes: Span, cut: SegmentCut) -> tuple[PlacedPart, ...
     return (*placed, *(PlacedPart(part, axis) for part in carried))
 
 
-@lru_cache(maxsize=1 << 12)
 def _cut(part: Part, axis: str, shares: tuple[tuple[float, ...], ...]) -> PlacedPart:
     return PlacedPart(part, axis, spans_of(shares, part.axes[axis]), widens=True)
 
 
-@lru_cache(maxsize=1 << 10)
+@lru_cache(maxsize=1 << 7)
 def spans_of(shares: tuple[tuple[float, ...], ...], length: int) -> Spans:
     """Return the spans of an axis cut in several ways, [n, p, 2]."""
     every = [[(span.start, span.stop) for span in Partition.of_shares(own, length)] for own in shares]
@@ -327,7 +330,7 @@ def _edges(box: Region, needed: Region) -> Spans:
     return rows
 
 
-@lru_cache(maxsize=1 << 10)
+@lru_cache(maxsize=1 << 8)
 def _in_pieces(compute: ComputeStep, rows: tuple[tuple[str, bytes], ...]) -> ComputeStep:
     """Return a computation that leaves these rows of values piece by piece."""
     pieces = {}

@@ -57,7 +57,9 @@ def test_pieces_leave_what_a_rank_has_each_number_once(seed):
                 boxes = [piece.boxes[name] for piece in pieces if name in piece.boxes]
                 assert sum(box.size for box in boxes) == whole.size
                 assert all(whole.contains(box) for box in boxes)
-                assert held.partial or not any(one.common(two) for one in boxes for two in boxes if one is not two)
+                assert held.partial or not any(
+                    one.intersect(two).size for one in boxes for two in boxes if one is not two
+                )
             for name, box in (pair for piece in pieces for pair in piece.coming.values()):
                 assert map_box(shares.needs[name], (0, rank)).contains(box)
 
