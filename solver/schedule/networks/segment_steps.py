@@ -533,22 +533,17 @@ def numbers_within(net: ConvNet, compute: ComputeStep | TileShares) -> Lengths:
     made_here = {net.nodes[number].output: here for number, _, here in computed_here}
     lies = {value: size * ~made_here[value] for value, size in whole.items()}
     most: Lengths = np.zeros((1, 1), np.int64)
+    total = sum(lies.values(), most)
     for number, made, here in computed_here:
         node = net.nodes[number]
-        if node.op in ELEMENTWISE:
-            lies = _still_there(net, node, number, last, lies)
-        lies[node.output] = np.where(here, made + whole.get(node.output, 0), lies.get(node.output, 0))
-        most = np.maximum(most, np.where(here, sum(lies.values()), 0))
-        lies = _still_there(net, node, number, last, lies)
+        ended = {value: lies[value] * (last[value] == number) for value in {*net.values_of(node)} & lies.keys()}
+        before = lies.get(node.output, 0)
+        lies[node.output] = np.where(here, made + whole.get(node.output, 0), before)
+        with_all = total - before + lies[node.output]
+        total = with_all - sum(ended.values())
+        most = np.maximum(most, np.where(here, total if node.op in ELEMENTWISE else with_all, 0))
+        lies |= {value: lies[value] - size for value, size in ended.items()}
     return most
-
-
-def _still_there(
-    net: ConvNet, node: Node, number: int, last: Mapping[str, Lengths], lies: Mapping[str, Lengths]
-) -> dict[str, Lengths]:
-    """Return the numbers that lie there without those that this node is the last to need."""
-    ended = net.values_of(node)
-    return {value: size * (last[value] != number) if value in ended else size for value, size in lies.items()}
 
 
 def lacking(net: ConvNet, cluster: Cluster, plan: SegmentPlan) -> dict[int, int]:
