@@ -20,7 +20,7 @@ from solver.cluster.curves import Floats
 from solver.model.convnet import NOTHING, ConvNet, MapBox
 from solver.model.kinds.operator import CHANNEL, IMAGE_COLUMN, IMAGE_ROW, MAP, NO_STREAM, SUMMED, adding
 from solver.model.kinds.part import Part, Region, Spans, Value, there
-from solver.model.operators import is_by_rows, map_value, parts_between
+from solver.model.operators import is_by_rows, map_value, parts_of
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, pooled_in, tile_boxes
 from solver.schedule.exchange import Mask
@@ -221,18 +221,24 @@ def computation(net: ConvNet, nodes: Span, cut: SegmentCut, shares: tuple[tuple[
     return ComputeStep(tuple(placed), frozenset(net.live(nodes.stop)))
 
 
-@lru_cache(maxsize=1 << 10)
+@lru_cache(maxsize=16)
+def _with_readers(net: ConvNet) -> tuple[PlacedPart, ...]:
+    """Return all nodes' parts as computed with their readers."""
+    return tuple(PlacedPart(part, WITH_READER) for part in parts_of(net).values())
+
+
+@lru_cache(maxsize=1 << 8)
 def _to_cut(net: ConvNet, nodes: Span, cut: SegmentCut) -> tuple[PlacedPart, ...]:
     """Return the parts of a run of nodes, and along which axis they are cut, whoever has how much."""
     live = net.live(nodes.stop)
     summing = {nodes.start} if cut is SegmentCut.SUMS else pooled_in(net, nodes) if cut is SegmentCut.ROWS else ()
     axis = IMAGE_ROW if cut is SegmentCut.ROWS else CHANNEL
     placed = []
-    for number, part in enumerate(parts_between(net, nodes), nodes.start):
+    for number, own in enumerate(_with_readers(net)[nodes.slice], nodes.start):
         if number in summing:
-            placed.append(PlacedPart(adding(part), SUMMED))
+            placed.append(PlacedPart(adding(own.part), SUMMED))
         else:
-            placed.append(PlacedPart(part, axis if part.writes.name in live else WITH_READER))
+            placed.append(PlacedPart(own.part, axis) if own.part.writes.name in live else own)
     carried = (_carried(net, value) for value in live if net.made_by[value] < nodes.start)
     return (*placed, *(PlacedPart(part, axis) for part in carried))
 
@@ -382,7 +388,7 @@ def _tiles(net: ConvNet, segment: Segment) -> TileShares:
     every = tile_boxes(net, segment)
     numbers = {place: number for number, place in enumerate(every)}
     boxes = _stacked([*every.values()])
-    group = [PlacedPart(part, WITH_READER) for part in parts_between(net, segment.nodes)]
+    group = _with_readers(net)[segment.nodes.slice]
     near: list[dict[str, int]] = [{} for _ in every]
     for (row, column), number in numbers.items():
         if segment.reuse and (row + column) % 2:
