@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.base.spans import Span
-from solver.model.kinds.part import Region, Spans, Value, there, whole
+from solver.model.kinds.part import KnownRegion, Region, Spans, Value, there, whole
 from solver.plan.layout import Box
 
 Lengths = NDArray[np.int64]
@@ -48,14 +48,14 @@ def hull(one: Region | None, other: Region) -> Region:
     """Return the least region that contains two."""
     if one is None:
         return other
-    first, second = there(one)[..., None], there(other)[..., None]
-    both = first & second
-    every, found = both.all(), {}
+    first, second = there(one), there(other)
+    both, found = (first & second)[..., None], {}
+    every = both.all()
     for axis, spans in one.items():
         joined = np.minimum(spans, other[axis])
         joined[..., 1] = np.maximum(spans[..., 1], other[axis][..., 1])
-        found[axis] = joined if every else np.where(both, joined, np.where(first, spans, other[axis]))
-    return found
+        found[axis] = joined if every else np.where(both, joined, np.where(first[..., None], spans, other[axis]))
+    return KnownRegion(found, first | second)
 
 
 def same(one: Region, other: Region, axes: Iterable[str]) -> NDArray[np.bool_]:

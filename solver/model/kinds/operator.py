@@ -86,6 +86,8 @@ class AxisReach:
     nearest
         Of every number of the output, where some need nothing of the input, the nearest that needs some: before it, if
         there is one. None: all need some.
+    sure
+        Whether numbers of the output always need some.
     """
 
     axis: str
@@ -93,6 +95,7 @@ class AxisReach:
     length: int
     outputs: int
     nearest: Spans | None = None
+    sure: bool = False
 
     def __call__(self, region: Region) -> Spans:
         """Return where a region of the output reaches, [..., 2]."""
@@ -137,18 +140,16 @@ class AxisReach:
 
 @lru_cache(maxsize=1 << 10)
 def _axis_reach(axis: str, window: Window, length: int, outputs: int) -> AxisReach:
-    return AxisReach(axis, window, length, outputs, _nearest(window, length, outputs))
-
-
-def _nearest(window: Window, length: int, outputs: int) -> Spans | None:
+    """Return how a window reaches, where an output's numbers are to need some of the input."""
     if not window.times:
-        return None
+        return AxisReach(axis, window, length, outputs, sure=length > 0)
     at = np.arange(outputs)
     ends = np.minimum(np.maximum(window.ends(np.stack([at, at + 1], -1)), 0), length)
     some = np.flatnonzero(ends[:, 0] < ends[:, 1])
-    if some.size in (0, outputs):
-        return None
-    return np.asarray(some[np.maximum(np.searchsorted(some, at, side="right") - 1, 0)])
+    nearest = None
+    if 0 < some.size < outputs:
+        nearest = np.asarray(some[np.maximum(np.searchsorted(some, at, side="right") - 1, 0)])
+    return AxisReach(axis, window, length, outputs, nearest, sure=some.size > 0)
 
 
 def windows(node: Node) -> tuple[Window, Window]:
@@ -269,7 +270,9 @@ class Operator:
         rounds: dict[str, Reaching] = {axis: partial(_all, length) for axis, length in axes.items()}
         if self.reaches:
             rounds = {own.axis: own.made for own in self.reaches[0] if own.makes_more}
-        return Part(name, self, NO_STREAM, role, axes, tuple(dict.fromkeys(reads)), writes, reach=reach, rounds=rounds)
+        sure = all(own.sure for reaches in self.reaches for own in reaches)
+        every = tuple(dict.fromkeys(reads))
+        return Part(name, self, NO_STREAM, role, axes, every, writes, reach=reach, rounds=rounds, sure=sure)
 
 
 @lru_cache(maxsize=1 << 10)

@@ -173,6 +173,8 @@ class Part:
         By a value's name and an axis of it: where a region reaches, if neither is so.
     rounds
         By an axis: what comes out where a region is wanted, if that is more (whole groups of channels).
+    sure
+        Whether every region that is not empty needs some of every value.
     """
 
     name: str
@@ -185,6 +187,7 @@ class Part:
     tensors: tuple[PartTensor, ...] = ()
     reach: Mapping[tuple[str, str], Reaching] = field(default_factory=dict)
     rounds: Mapping[str, Reaching] = field(default_factory=dict)
+    sure: bool = False
 
     @property
     def block(self) -> str:
@@ -218,9 +221,8 @@ class Part:
                 continue
             some = full(region) if some is None else some
             # Where a region is empty along an axis that it keeps, so is the box.
-            found[value.name] = {
-                axis: region[axis] if keeps else some * self.reached(value, axis, region) for axis, keeps in looks
-            }
+            box = {axis: region[axis] if keeps else some * self.reached(value, axis, region) for axis, keeps in looks}
+            found[value.name] = KnownRegion(box, there(region)) if self.sure else box
         return found
 
     def reached(self, value: Value, axis: str, region: Region) -> Spans:
@@ -257,8 +259,18 @@ def full(region: Region) -> Spans:
     return there(region)[..., None].astype(np.int64)
 
 
+class KnownRegion(dict[str, Spans]):
+    """A region of which is known where it has something, [...]."""
+
+    def __init__(self, spans: Region, some: NDArray[np.bool_]) -> None:
+        super().__init__(spans)
+        self.some = some
+
+
 def there(region: Region) -> NDArray[np.bool_]:
     """Return where a region has something, [...]."""
+    if isinstance(region, KnownRegion):
+        return region.some
     found: NDArray[np.bool_] | None = None
     for spans in region.values():
         own = spans[..., 0] < spans[..., 1]
