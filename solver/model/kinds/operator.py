@@ -113,8 +113,8 @@ class AxisReach:
 
     def padded(self, region: Region) -> Spans:
         """Return how many numbers before the input, and behind it, what comes out needs, [..., 2]."""
-        ends = self.window.ends(self._grown(region[self.axis]))
-        return (self._inside(self._grown(region[self.axis])) - ends) * _offsets(1, -1)
+        made = self._grown(region[self.axis])
+        return np.asarray(np.abs(self._inside(made) - self.window.ends(made)))
 
     @property
     def makes_more(self) -> bool:
