@@ -9,7 +9,8 @@ from itertools import pairwise
 
 from solver.base.spans import Span
 from solver.model.convnet import FLOAT_BYTES, ConvNet, MapBox
-from solver.model.operators import VERBATIM, flop, row_part, tensors_of, walk
+from solver.model.operators import VERBATIM, flop, parts_between, row_part, tensors_of
+from solver.schedule.networks.pieces import walk_back
 
 MOST_STRETCHES = 25
 
@@ -41,7 +42,7 @@ def stretches(net: ConvNet) -> list[Stretch]:
     """Cut a network where only one value is alive; the least neighbours are put together until there are few."""
     count = len(net.nodes)
     cuts = [0, *(at for at in range(1, count) if len(net.live(at)) == 1), count]
-    work = [flop(net, node, net.extent(node.output)) for node in net.nodes]
+    work = [flop(net, node) for node in net.nodes]
     # An activation is part of the line before it.
     cuts = [at for at, behind in zip(cuts, [*cuts[1:], None], strict=True) if not _is_light(net, at, behind)]
     while len(cuts) - 1 > MOST_STRETCHES:
@@ -59,7 +60,7 @@ def tail(net: ConvNet) -> tuple[str, str, float] | None:
     number = row_part(net)
     if number == len(net.nodes):
         return None
-    work = [flop(net, node, net.extent(node.output)) for node in net.nodes]
+    work = [flop(net, node) for node in net.nodes]
     node = net.nodes[number]
     return node.name, node.op.removeprefix(VERBATIM), sum(work[number:]) / (sum(work) or 1)
 
@@ -95,5 +96,7 @@ def _field(net: ConvNet, stop: int, value: str) -> tuple[int, int] | None:
         return None
     whole = net.extent(value)
     rows, columns = (Span(span.stop // 2, span.stop // 2 + 1) for span in (whole.rows, whole.columns))
-    found = walk(net, Span(0, stop), {value: MapBox(whole.channels, rows, columns)}).needs[net.input]
+    found = walk_back(parts_between(net, Span(0, stop)), {value: MapBox(whole.channels, rows, columns)}).needs[
+        net.input
+    ]
     return found.rows.size, found.columns.size

@@ -1,14 +1,14 @@
 """A convolutional network on a rank: segment by segment, what it needs comes, it computes, and others need of that.
 
-`solver.plan.segments` says what every rank needs, computes and leaves; a byte is sent in `comm.exchange`, a convolution
-is computed in `kernels.slab`.
+The steps are those that the solver prices (`solver.schedule.networks.steps`); a byte is sent in `comm.exchange`, a
+convolution is computed in `kernels.slab`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -29,10 +29,13 @@ from hepti_mpi.kernels.slab import Bind, MakeBind, PieceGraph, Placed, Shared, S
 from solver.base import clock
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
-from solver.model.convnet import NOTHING, ConvNet, MapBox
+from solver.model.convnet import NOTHING, ConvNet
 from solver.plan.holdings import TensorSlice
 from solver.plan.layout import Layout
-from solver.plan.segments import THROUGHPUT, Held, MapBoxes, Piece, SegmentPlan, handed_in, image_on_root, unrolled
+from solver.plan.segments import THROUGHPUT, SegmentPlan
+from solver.schedule.networks.pieces import Piece, map_box, pieces_of
+from solver.schedule.networks.steps import exchanges_of, handed_in, image_on_root, unrolled
+from solver.schedule.schedule import ExchangeStep
 
 _NONE = np.empty(0, np.float32)
 ROOM = 3  # times what a rank reads has to be free, or it keeps nothing of it: graphs have copies of their own
@@ -109,37 +112,29 @@ class NetworkShare:
     ) -> None:  # fmt: skip
         self.plan, self.meter, self._group, self._make = plan, Meter(), group, make
         self.trace: Trace | None = None  # records the last image that counts, where one is asked for
-        rank, ranks = group.rank, range(group.size)
+        rank = group.rank
         self.image: Numbers = np.empty(net.shapes[net.input] if rank == 0 else 0, np.uint8)
-        whole = net.extent(net.input)
-        have: list[Placed] = [{net.input: (whole, self.image)}] if rank == 0 else []
-        held: Mapping[str, Held] = image_on_root(net, group.size)
-        # Of every rank, the boxes that it has, piece by piece.
-        pieces: Sequence[Sequence[Mapping[str, MapBox]]] = [[{net.input: whole}] if peer == 0 else [] for peer in ranks]
+        have: list[Placed] = [{net.input: (net.extent(net.input), self.image)}] if rank == 0 else []
+        held = image_on_root(net, group.size)
         self._steps: list[RankStep] = []
         for shares in unrolled(net, plan):
-            adds = any(own.summands for own in held.values())  # to zeros: not where a summand lies
+            adds = any(own.partial for own in shares.before.values())  # to zeros: not where a summand lies
             slabs: Sequence[Slab | TileTasks] = (
                 [TileTasks(net, shares, group)]
                 if shares.tiles
-                else [
-                    Slab(net, shares, rank, piece, Shared({} if adds else _lies(have, piece)))
-                    for piece in shares.pieces[rank]
-                ]
+                else [Slab(net, piece, Shared({} if adds else _lies(have, piece))) for piece in pieces_of(shares, rank)]
             )
-            places = [slab.needs for slab in slabs]
-            exchange = _exchange(net, group, held, shares.needs, pieces, have, places)
+            steps = exchanges_of(shares.before, shares.needs)
+            exchange = _exchange(net, group, steps, have, [slab.needs for slab in slabs])
             self._steps.append(RankStep(_name(net, shares.segment.nodes), exchange, slabs))
-            have, held = [slab.leaves for slab in slabs], shares.after
-            pieces = shares.left
-        needs = handed_in(net, held)
+            have, held = [slab.leaves for slab in slabs], {**shares.after}
+        needs = handed_in(net, group.size)
+        boxes = {value: map_box(region, (0, rank)) for value, region in needs.items()}
         self.outputs: dict[str, Array] = {
-            value: np.empty(shape_of(net, value, boxes[rank]), np.float32)
-            for value, boxes in needs.items()
-            if boxes[rank].size
+            value: np.empty(shape_of(net, value, box), np.float32) for value, box in boxes.items() if box.size
         }
-        places = [{value: (needs[value][rank], array) for value, array in self.outputs.items()}]
-        self._steps.append(RankStep("", _exchange(net, group, held, needs, pieces, have, places), ()))
+        places = [{value: (boxes[value], array) for value, array in self.outputs.items()}]
+        self._steps.append(RankStep("", _exchange(net, group, exchanges_of(held, needs), have, places), ()))
         graphs = {graph.key: graph for step in self._steps for slab in step.slabs for graph in slab.graphs}
         self.ready: dict[bytes, Bind] = {
             key: own for share in before for key, own in share.ready.items() if key in graphs
@@ -369,22 +364,12 @@ def _name(net: ConvNet, nodes: Span) -> str:
 
 
 def _exchange(
-    net: ConvNet,
-    group: Group,
-    held: Mapping[str, Held],
-    needs: Mapping[str, MapBoxes],
-    pieces: Sequence[Sequence[Mapping[str, MapBox]]],
-    have: Sequence[Placed],
-    places: Sequence[Placed],
+    net: ConvNet, group: Group, steps: Sequence[ExchangeStep], have: Sequence[Placed], places: Sequence[Placed]
 ) -> RankExchange:
-    """Return a rank's part in giving every rank the boxes that it needs.
+    """Return a rank's part in exchanges that are one: what goes from a piece to a rank is one message.
 
     Parameters
     ----------
-    held, needs
-        Of every value, who has which box of it, or a summand, and who needs which box.
-    pieces
-        Of every rank, in which boxes it has values, piece by piece.
     have, places
         This rank's arrays: of the pieces that it has, and for what it needs.
     """
@@ -392,18 +377,20 @@ def _exchange(
     def in_box(value: str, of: Placed) -> InBox:
         return placed(net, value, *of.get(value, (NOTHING, _NONE)))
 
-    items = [
-        Item(
-            Layout(
-                tuple(tuple(boxed(net, value, boxes.get(value, NOTHING)) for boxes in of_rank) for of_rank in pieces),
-                partial=held[value].summands,
-            ),
-            Layout.of(boxed(net, value, box) for box in wanted),
-            [in_box(value, of) for of in have],
-            [in_box(value, of) for of in places if value in of],
+    items = []
+    for step in steps:
+        value = step.value.name
+        pieces = [[boxed(net, value, map_box(own, (0, rank))) for own in step.have] for rank in range(group.size)]
+        layout = Layout(tuple(tuple(own) for own in pieces), partial=step.partial)
+        want = Layout.of(boxed(net, value, map_box(step.want, (0, rank))) for rank in range(group.size))
+        items.append(
+            Item(
+                layout,
+                want,
+                [in_box(value, of) for of in have],
+                [in_box(value, of) for of in places if value in of],
+            )
         )
-        for value, wanted in needs.items()
-    ]
     return RankExchange.of(group, items, group.coding, by_rows=False)
 
 

@@ -32,7 +32,8 @@ from hepti_mpi.comm.wires import Coding, Message
 from hepti_mpi.kernels.slab import Bind, PieceGraph, Placed, Shared, Slab, part, shape_of
 from solver.base.arrays import Numbers
 from solver.model.convnet import ConvNet, MapBox
-from solver.plan.segments import Piece, SegmentShares
+from solver.schedule.networks.pieces import Piece, map_box, tile_pieces
+from solver.schedule.networks.steps import SegmentShares
 
 NO_MORE = -1
 LOOK_S = 1e-3  # so often rank 0 looks for messages while it computes
@@ -58,25 +59,26 @@ class TileTasks:
 
     def __init__(self, net: ConvNet, shares: SegmentShares, group: Group) -> None:
         self.net, self.group, self.computed = net, group, 0
-        self.shares, self.tiles, self.owners = shares, shares.tiles, shares.owners
+        assert shares.tiles is not None
+        self.tiles, self.owners, self.beside = tile_pieces(shares), shares.tiles.owners, shares.tiles.beside
         self.thieves = shares.segment.active if shares.segment.stealing else ()
         rank = group.rank
+        needed = {value: map_box(region, (0, rank)) for value, region in shares.needs.items()}
         self.needs: Placed = {
-            value: (boxes[rank], Shared().array(net, value, boxes[rank]))
-            for value, boxes in shares.needs.items()
-            if boxes[rank].size
+            value: (box, Shared().array(net, value, box)) for value, box in needed.items() if box.size
         }
         self.leaves: Placed = {}
-        for value, held in shares.after.items() if rank == 0 else ():
-            made = np.empty(shape_of(net, value, held.boxes[0]), np.float32)
-            self.leaves[value] = self.needs[value] if value in shares.before else (held.boxes[0], made)
+        for value in shares.after if rank == 0 else ():
+            every = net.extent(value)
+            made = np.empty(shape_of(net, value, every), np.float32)
+            self.leaves[value] = self.needs[value] if value in shares.before else (every, made)
         self._strips: list[Placed] = [
             {strip.name: (strip.box, Shared().array(net, strip.value, strip.box)) for strip in tile.given}
             for tile in (self.tiles if rank == 0 else ())
         ]
         able = shares.able(rank)
-        shared = Shared(_room(net, shares, [self.tiles[number] for number in able]), in_place=True)
-        self._slabs = {number: Slab(net, shares, rank, self.tiles[number], shared) for number in able}
+        shared = Shared(_room(net, [self.tiles[number] for number in able]), in_place=True)
+        self._slabs = {number: Slab(net, self.tiles[number], shared) for number in able}
 
     @property
     def graphs(self) -> Sequence[PieceGraph]:  # noqa: D102
@@ -120,7 +122,7 @@ class TileTasks:
 
     def needed(self, number: int) -> Placed:
         """Return what a tile needs, of what rank 0 has."""
-        walk, beside = self.tiles[number].walk, self.shares.beside[number]
+        walk, beside = self.tiles[number].walk, self.beside[number]
         needs = {value: walk.needs[value] for value in self.needs if value in walk.needs}
         strips = {strip.name: self._strips[beside[strip.side]][strip.name] for strip in walk.taken}
         return _parts(self.net, self.needs, needs) | strips
@@ -135,7 +137,7 @@ class Gateway:
 
     def __init__(self, tasks: TileTasks) -> None:
         self._tasks, self._group, self._net = tasks, tasks.group, tasks.net
-        self._beside = tasks.shares.beside
+        self._beside = tasks.beside
         self._left: list[list[int]] = [[] for _ in range(tasks.group.size)]
         for number in sorted(range(len(tasks.owners)), key=lambda number: len(self._beside[number]) > 0):
             self._left[tasks.owners[number]].append(number)
@@ -222,10 +224,10 @@ def _awaited(views: Sequence[View], coding: Coding) -> Opened:
     return opened([view.shape for view in views], places, views[0].dtype, coding, by_rows=False)
 
 
-def _room(net: ConvNet, shares: SegmentShares, tiles: Sequence[Piece]) -> dict[str, Numbers]:
+def _room(net: ConvNet, tiles: Sequence[Piece]) -> dict[str, Numbers]:
     """Return memory for the largest box of every value, or strip, that a tile needs or leaves."""
     most: dict[str, int] = {}
     for tile in tiles:
-        for name, (value, box) in (shares.coming(tile) | tile.going).items():
+        for name, (value, box) in (tile.coming | tile.going).items():
             most[name] = max(most.get(name, 0), math.prod(shape_of(net, value, box)))
     return {name: np.empty(size, np.uint8 if name == net.input else np.float32) for name, size in most.items()}

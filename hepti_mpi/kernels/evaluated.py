@@ -23,7 +23,8 @@ from hepti_mpi.kernels.slab import Arrays, Bind
 from solver.base.arrays import Numbers
 from solver.base.errors import HeptiError
 from solver.model.convnet import Node
-from solver.model.operators import REACH, VERBATIM
+from solver.model.kinds.operator import REACH
+from solver.model.operators import VERBATIM
 
 # Operators that a network may have as its file has them. In all of onnx's tests of each the evaluator gives what
 # onnxruntime does (`tests/hepti_mpi/kernels/test_evaluated.py`); what else there is, nobody has compared.

@@ -1,9 +1,9 @@
 """What a rank computes of a segment of a network as one graph: from the boxes that it needs to those that it leaves.
 
-Every node computes just the box that is needed of it (`solver.model.operators.walk`): a window that reaches beyond the
-image is padded there, and nowhere else, since what lies beyond a rank's own rows came from the others. Where several
-nodes need different boxes of a value, the largest is computed, and each takes its own. What neighbours have computed of
-a tile's values comes in as strips: the rest of such a box is computed, and all are put together.
+Every node computes just the box that is needed of it (`solver.schedule.networks.pieces`): a window that reaches beyond
+the image is padded there, and nowhere else, since what lies beyond a rank's own rows came from the others. Where
+several nodes need different boxes of a value, the largest is computed, and each takes its own. What neighbours have
+computed of a tile's values comes in as strips: the rest of such a box is computed, and all are put together.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from hepti_mpi.kernels.ort import make_session
 from solver.base.arrays import Numbers
 from solver.base.spans import Span
 from solver.model.convnet import ConvNet, MapBox, Node, Picture
-from solver.model.operators import BROADCAST, GLOBAL_POOLS, LARGE_PRODUCT, POOLS, VERBATIM, Reach, Strip, Walk, windows
+from solver.model.kinds.operator import BROADCAST, POOLS, windows
+from solver.model.operators import GLOBAL_POOLS, LARGE_PRODUCT, VERBATIM
 from solver.plan.holdings import TensorSlice
 from solver.plan.layout import Box
-from solver.plan.segments import Piece, SegmentShares
+from solver.schedule.networks.pieces import Piece, Reach, Strip, Walk
 
 LARGE = LARGE_PRODUCT  # numbers of its weights; several sessions compute what has more
 SMALL = 1 << 16  # numbers; larger tensors are not copied into the graph
@@ -90,10 +91,8 @@ class Slab:
 
     Parameters
     ----------
-    net, shares, rank
-        The network, what follows from the segment, and who computes.
-    piece
-        Which of its pieces.
+    net, piece
+        The network, and what of it is computed.
     shared
         What it has in common with others.
 
@@ -112,14 +111,12 @@ class Slab:
     def __init__(
         self,
         net: ConvNet,
-        shares: SegmentShares,
-        rank: int,
         piece: Piece,
         shared: Shared | None = None,
     ) -> None:
         shared = shared or Shared()
         self.needs: Placed = {
-            name: (box, shared.array(net, value, box, name)) for name, (value, box) in shares.coming(piece).items()
+            name: (box, shared.array(net, value, box, name)) for name, (value, box) in piece.coming.items()
         }
         runs = _runs(net, piece.walk)
         between = {value for run in runs for value in _coming(net, run)} - self.needs.keys()
@@ -133,7 +130,7 @@ class Slab:
             else:
                 self.leaves[name] = box, shared.array(net, value, box, name)
         places = self.leaves | there
-        self.graphs = [PieceGraph(net, run, shares.parts[rank], places, piece.given, shared.in_place) for run in runs]
+        self.graphs = [PieceGraph(net, run, piece.summed, places, piece.given, shared.in_place) for run in runs]
         self._calls: list[Callable[[], None]] = []
 
     def bind(self, ready: Mapping[bytes, Bind]) -> None:
@@ -239,8 +236,8 @@ class PieceGraph:
 
     Parameters
     ----------
-    net, walk, parts
-        The network, what is computed, and of which values it is a part of the channels.
+    net, walk, summed
+        The network, what is computed, and of which values it sums up a part of the channels.
     places
         Where values lie that come in, and that are left.
     given
@@ -257,10 +254,10 @@ class PieceGraph:
     """
 
     def __init__(
-        self, net: ConvNet, walk: Walk, parts: Mapping[str, MapBox], places: Placed, given: Sequence[Strip],
+        self, net: ConvNet, walk: Walk, summed: Mapping[str, Span], places: Placed, given: Sequence[Strip],
         in_place: bool,
     ) -> None:  # fmt: skip
-        self._net, self._walk, self._parts, self._in_place = net, walk, parts, in_place
+        self._net, self._walk, self._summed, self._in_place = net, walk, summed, in_place
         self._nodes: list[NodeProto] = []
         self._tensors: dict[str, Numbers] = {}
         # Tensors that are read when it is made, by what they are: a slice, and which part of that.
@@ -318,7 +315,6 @@ class PieceGraph:
         whole = self._walk.needs[node.output]
         made = f"{node.output}" if reach.made == whole else f"{node.output}:made"
         attributes = {key: value for key, value in node.attributes.items() if key != "group"}
-        part_of = self._parts.get(node.output)
         values = [
             self._box(value, box) for value, box in zip(net.values_of(node), reach.needs, strict=True) if box.size
         ]
@@ -331,7 +327,7 @@ class PieceGraph:
             outputs = [f"{made}:unused{number}" for number in range(node.attributes.get("outputs", own + 1))]
             outputs[own] = made
             self._nodes.append(helper.make_node(op, inputs, outputs, name=node.name, **attributes))
-        elif op in GLOBAL_POOLS and part_of is not None:
+        elif op in GLOBAL_POOLS and node.output in self._summed:
             pixels = np.float32(1 / (net.extent(net.values_of(node)[0]).size // net.shapes[node.output][0]))
             axes = self._constant(f"{made}:axes", np.array([2, 3], np.int64))
             summed = f"{made}:sum"
@@ -368,10 +364,10 @@ class PieceGraph:
         """Return a node's inputs and attributes for its box."""
         net, op, channels = self._net, node.op, reach.made.channels
         if op in ("Conv", "Gemm"):
-            summands = self._parts.get(node.output)
-            tensors = [self._tensor(node.inputs[1], channels, None if summands is None else summands.channels)]
+            summed = self._summed.get(node.output)
+            tensors = [self._tensor(node.inputs[1], channels, summed)]
             # Only one of those that add up adds the bias.
-            if len(node.inputs) > 2 and node.inputs[2] and (summands is None or not summands.channels.start):
+            if len(node.inputs) > 2 and node.inputs[2] and (summed is None or not summed.start):
                 tensors.append(self._tensor(node.inputs[2], channels))
             if op == "Gemm":
                 return [*values, *tensors], {"transB": 1}

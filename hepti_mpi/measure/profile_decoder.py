@@ -53,7 +53,7 @@ from solver.plan.decoder_plan import whole_on
 from solver.plan.layout import Box
 from solver.schedule.decoders.cost import SMALL_BYTES
 from solver.schedule.decoders.passes import DecoderPasses
-from solver.schedule.decoders.steps import some_have
+from solver.schedule.regions import some_have
 from solver.schedule.schedule import exchanges
 from solver.schedule.timing import FLOAT_BYTES
 

@@ -31,12 +31,18 @@ from solver.cluster.cluster import MIB, Cluster, Device
 from solver.cluster.curves import Curve, Curves, Floats, Kernel, derived_curves
 from solver.cluster.nodes import MOST_ENTERING_S, RELATIVE, NodeCurve, NodeSpeeds, mean_speeds
 from solver.model.convnet import FLOAT_BYTES, ConvNet
+from solver.model.kinds.operator import IMAGE_ROW, SUMMED
 from solver.model.operators import WorkKind, cut_points, flop, kind_of, signature
-from solver.plan.segments import Held, Segment, SegmentCut, SegmentShares, only_on, segment_shares
+from solver.plan.segments import Segment, SegmentCut
+from solver.schedule.networks.pieces import pieces_of
+from solver.schedule.networks.segment_steps import computed_parts, part_of
+from solver.schedule.networks.steps import SegmentShares, live_on, segment_shares
+from solver.schedule.regions import lengths
 
 NETWORK_MEASURES = 2  # version of what such a profile says: others are measured anew
 PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)  # of the rows, on which nodes are timed
 CONNECTED = 1 << 22  # weights of a product of one row that is timed
+MIDDLE = 1  # of three ranks the one that has the timed part
 WIDTH = 512  # of the product by which it is found how steady a device is
 
 
@@ -208,31 +214,32 @@ def _timed_slab(net: ConvNet, nodes: Span, part: float, numbers: Numbers, make: 
     """Make the graph of a run of nodes for a part of the rows, in the middle; None where maps are too small for it."""
     beside = (1 - part) / 2
     segment = Segment(nodes, SegmentCut.ROWS, (beside, part, beside))
-    before = {value: Held(only_on(1, net.extent(value), 3)) for value in net.live(nodes.start)}
-    shares = segment_shares(net, segment, before)
-    if not shares.pieces[1] or not shares.pieces[1][0].walk.made:
+    shares = segment_shares(net, segment, live_on(net, nodes.start, MIDDLE, len(segment.shares)))
+    pieces = pieces_of(shares, MIDDLE)
+    if not pieces or not pieces[0].walk.made:
         return None
 
-    slab = Slab(net, shares, 1, shares.pieces[1][0])
+    slab = Slab(net, pieces[0])
     slab.bind({graph.key: graph.made(make, lambda piece: np.resize(numbers, piece.shape)) for graph in slab.graphs})
     for _, array in slab.needs.values():
         array[...] = 1
     return TimedSlab(nodes, part, slab, shares)
 
 
-def _divided(net: ConvNet, timed: TimedSlab, seconds: float) -> dict[int, tuple[int, float, int]]:
+def _divided(net: ConvNet, timed: TimedSlab, seconds: float) -> dict[int, tuple[int, float, float]]:
     """Return rows, seconds and FLOP of every node of a graph; seconds are of its whole width and all channels."""
-    walk, parts = timed.shares.walks[1], timed.shares.parts[1]
-    flops = {
-        number: flop(net, net.nodes[number], reach.made, parts.get(net.nodes[number].output))
-        for number, reach in walk.made.items()
-    }
+    rows, flops, summed = dict[int, int](), dict[int, float](), dict[int, float]()
+    for placed, region in computed_parts(timed.shares.compute):
+        number, made = net.made_by[placed.part.writes.name], placed.part.made(region)
+        part = float(part_of(placed, made)[0, MIDDLE])
+        if part > 0:
+            node = net.nodes[number]
+            rows[number] = int(lengths(made[IMAGE_ROW])[0, MIDDLE])
+            flops[number] = flop(net, node) * part
+            summed[number] = float(part_of(placed, made, ())[0, MIDDLE]) if placed.axis == SUMMED else 1.0
     weighed = {number: flops[number] / RELATIVE[kind_of(net, net.nodes[number])] for number in flops}
     total = sum(weighed.values())
-    found = {}
-    for number, reach in walk.made.items():
-        node = net.nodes[number]
-        # A pool's seconds are of all of its input.
-        all_of_it = flop(net, node, reach.made) / max(flops[number], 1)
-        found[number] = (reach.made.rows.size, seconds * weighed[number] / total * all_of_it, flops[number])
-    return found
+    # A pool's seconds are of all of its input.
+    return {
+        number: (rows[number], seconds * weighed[number] / total / summed[number], flops[number]) for number in flops
+    }

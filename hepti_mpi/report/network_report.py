@@ -55,6 +55,6 @@ def network_shares(net: ConvNet, plan: SegmentPlan, rank: int) -> list[str]:
     """Return in how many segments a rank has a share, and its share of the work."""
     shares = [segment.shares[rank] for segment in plan.segments]
     of_each = (net.nodes[segment.nodes.slice] for segment in plan.segments)
-    work = [sum(flop(net, node, net.extent(node.output)) for node in nodes) for nodes in of_each]
+    work = [sum(flop(net, node) for node in nodes) for nodes in of_each]
     own = sum(share * size for share, size in zip(shares, work, strict=True)) / (sum(work) or 1)
     return [f"{sum(share > 0 for share in shares)} of {len(shares)}", f"{100 * own:.0f} %"]

@@ -21,8 +21,7 @@ import numpy as np
 
 from solver.base.errors import HeptiError, explained
 from solver.cluster.curves import Floats
-from solver.model.convnet import ConvNet, Node
-from solver.model.operators import WorkKind, flop, kind_of, signature
+from solver.model.operators import WorkKind
 
 # What a kind of work does of the FLOP that a MatMul of 256 rows does in the same time. A Pi 4 of 24.6 GFLOP/s computes
 # ResNet-18 and ResNet-50 at 33 to 35, as is published. On one x86 core of 97 GFLOP/s depthwise convolutions did a sixth
@@ -93,14 +92,21 @@ class NodeSpeeds:
     curves: Mapping[str, NodeCurve] = field(default_factory=dict)
     entering_s: float = 0.0
 
-    def table(self, net: ConvNet, node: Node) -> Floats:
-        """Return the seconds of a node for every number of its rows, from none to all, [H + 1]."""
-        every = net.extent(node.output)
-        rows = np.arange(every.rows.stop + 1)
-        if (curve := self.curves.get(signature(net, node))) is not None:
-            return curve.at(rows)
-        whole_s = flop(net, node, every) / self.flop_per_s[kind_of(net, node)]
-        return np.asarray(whole_s * (rows + SLAB_ROWS) / (every.rows.stop + SLAB_ROWS) * (rows > 0))
+    def table(self, curve: str, kind: WorkKind, work: int, rows: int) -> Floats:
+        """Return the seconds of a node for every number of its rows, from none to all of these, [rows + 1].
+
+        Parameters
+        ----------
+        curve
+            What its speed depends on.
+        kind, work
+            Of what it computes, in FLOP: where that is not measured.
+        """
+        every = np.arange(rows + 1)
+        if (measured := self.curves.get(curve)) is not None:
+            return measured.at(every)
+        whole_s = work / self.flop_per_s[kind]
+        return np.asarray(whole_s * (every + SLAB_ROWS) / (rows + SLAB_ROWS) * (every > 0))
 
     def slowed(self, factor: float) -> NodeSpeeds:
         """Return those of a device that takes `factor` times as long."""

@@ -74,22 +74,6 @@ class MapBox:
             self.columns.intersect(other.columns),
         )
 
-    def common(self, other: MapBox) -> int:
-        """Return how many numbers both have."""
-        numbers = 1
-        for one, two in ((self.rows, other.rows), (self.channels, other.channels), (self.columns, other.columns)):
-            length = min(one.stop, two.stop) - max(one.start, two.start)
-            if length <= 0:
-                return 0
-            numbers *= length
-        return numbers
-
-    def hull(self, other: MapBox) -> MapBox:
-        """Return the smallest box that has both; what is empty takes no room."""
-        if not (self.size and other.size):
-            return self if self.size else other
-        return MapBox(*(_hull(one, two) for one, two in zip(self.spans, other.spans, strict=True)))
-
     def contains(self, other: MapBox) -> bool:
         """Return whether all of the other is within."""
         return not other.size or self.intersect(other) == other
@@ -103,10 +87,6 @@ class MapBox:
     def spans(self) -> tuple[Span, Span, Span]:
         """All three."""
         return self.channels, self.rows, self.columns
-
-
-def _hull(one: Span, other: Span) -> Span:
-    return Span(min(one.start, other.start), max(one.stop, other.stop))
 
 
 NOTHING = MapBox(Span(0, 0), Span(0, 0), Span(0, 0))

@@ -1,37 +1,26 @@
-"""Operators of a `ConvNet`: which box of its inputs a node needs for a box of its output, and the work that it is.
+"""The nodes of a `ConvNet` as parts, the work that they are, and where a network can be cut.
 
-Rows and columns go through a window: output pixels [l, h) of kernel k, stride s, dilation d and padding p need input
-pixels [l s - p, (h - 1) s - p + (k - 1) d + 1), as far as there are any; what lies beyond the image is padded. Channels
-pass unchanged, or all are needed. A run of nodes is walked backwards from what is wanted behind it (`walk`): the
-receptive field, node by node.
-
-Operators that are not named here need all of their inputs and make all of their output: one rank computes them.
+Which box of its inputs a node needs for a box of its output says its kind (`solver.model.kinds.operator`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any
 
 from solver.base.spans import Span
-from solver.model.convnet import NOTHING, ConvNet, MapBox, Node
+from solver.model.convnet import ConvNet, Node
+from solver.model.kinds.operator import ADDED_UP, CHANNEL, IMAGE_ROW, MAP, POOLS, REACH, Operator, windows
+from solver.model.kinds.part import Part, Value
 
-UNARY = (
-    "Relu", "LeakyRelu", "Elu", "Selu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Softplus", "Softsign", "Mish",
-    "Clip", "Exp", "Log", "Sqrt", "Abs", "Neg", "Erf", "Gelu", "Round", "Floor", "Ceil", "Sign", "Reciprocal", "Celu",
-    "ThresholdedRelu", "Sin", "Cos", "Identity", "Cast",
-)  # fmt: skip
-BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "PRelu", "BatchNormalization")
-ELEMENTWISE = (*UNARY, *BROADCAST)
-POOLS = ("MaxPool", "AveragePool")
 VERBATIM = "Verbatim:"  # in front of operators that are as they were in the model's file
 PRODUCTS = ("Gemm", "MatMul")
 LARGE_PRODUCT = 1 << 22  # numbers of a product's weights that one graph computes with
-GLOBAL_POOLS = ("GlobalAveragePool",)  # that can be added up of parts
+GLOBAL_POOLS = tuple(op for op, axis in ADDED_UP.items() if axis == IMAGE_ROW)  # that can be added up of parts
 
 
 class WorkKind(StrEnum):
@@ -45,318 +34,40 @@ class WorkKind(StrEnum):
     CONNECTED = "connected"  # a matrix times a vector
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Which input pixels along an axis output pixels [l, h) need.
-
-    They are [floor((l times + first) / per), ceil((h times + behind) / per)), as far as there are any.
-    """
-
-    times: int = 1
-    per: int = 1
-    first: int = 0
-    behind: int = 0
-
-    def needs(self, wanted: Span, length: int) -> tuple[Span, Span, int, int]:
-        """Return which input pixels an output needs, which output these make, and the padding in front and behind.
-
-        What is made is more than wanted only where a window lies in the padding altogether, or between the pixels that
-        a transposed convolution puts apart: a graph needs a pixel.
-        """
-        start, stop = wanted.start, wanted.stop
-        first, behind = self.start(start), self.stop(stop)
-        while start > 0 and first >= min(length, behind):
-            start -= 1
-            first = self.start(start)
-        while behind <= max(0, first):
-            stop += 1
-            behind = self.stop(stop)
-        inside = Span(min(max(first, 0), length), max(min(behind, length), 0))
-        made = wanted if stop - start == wanted.size else Span(start, stop)
-        return inside, made, inside.start - first, behind - inside.stop
-
-    def start(self, start: Any) -> Any:
-        """Return the first input pixel that an output from this one on needs; also of many, [...]."""
-        return (start * self.times + self.first) // self.per
-
-    def stop(self, stop: Any) -> Any:
-        """Return the input pixel behind the last that an output up to this one needs; also of many, [...]."""
-        return -((-stop * self.times - self.behind) // self.per)
+def map_value(net: ConvNet, name: str) -> Value:
+    """Return a value by its channels, rows and columns."""
+    return Value(name, MAP, net.extent(name).shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """What a node computes for a box of its output.
-
-    Parameters
-    ----------
-    made
-        The box that comes out; it contains what is wanted.
-    needs
-        For every one of the node's values, in order, the box that must be there.
-    pads
-        Rows above, columns left, rows below, columns right that are padded.
-    """
-
-    made: MapBox
-    needs: tuple[MapBox, ...]
-    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+@lru_cache(maxsize=16)
+def parts_of(net: ConvNet) -> Mapping[str, Part]:
+    """Return the parts that the nodes are, by their outputs."""
+    values = {name: map_value(net, name) for name in net.shapes}
+    found = {}
+    for number, node in enumerate(net.nodes):
+        reads, writes = [values[name] for name in net.values_of(node)], values[node.output]
+        operator = Operator.of(number, node, [value.shape for value in reads], writes.shape, signature(net, node))
+        found[node.output] = operator.part(node.name, node.op, reads, writes)
+    return found
 
 
-@lru_cache(maxsize=1 << 12)
-def windows(node: Node) -> tuple[Window, Window]:
-    """Return how an operator that passes rows on passes over rows, and over columns."""
-    rows, columns = (_window(node, axis) for axis in (0, 1))
-    return rows, columns
+def parts_between(net: ConvNet, nodes: Span) -> list[Part]:
+    """Return the parts that a run of nodes is."""
+    parts = parts_of(net)
+    return [parts[node.output] for node in net.nodes[nodes.slice]]
 
 
-def _window(node: Node, axis: int) -> Window:
-    have = node.attributes
-    if node.op in ("Conv", "ConvTranspose", *POOLS):
-        stride, begin = have.get("strides", (1, 1))[axis], have.get("pads", (0, 0, 0, 0))[axis]
-        reach = (have["kernel_shape"][axis] - 1) * have.get("dilations", (1, 1))[axis] + 1
-        if node.op == "ConvTranspose":  # input i makes outputs i s - p to i s - p + reach - 1
-            return Window(per=stride, first=begin - reach + stride, behind=begin)
-        return Window(times=stride, first=-begin, behind=reach - stride - begin)
-    if node.op == "Pad":
-        return Window(first=-have["pads"][axis], behind=-have["pads"][axis])
-    if node.op == "Resize":  # between pixels also those beside them
-        factor = have["factors"][axis]
-        beside = 0 if have["exact"] or factor == 1 else factor
-        return Window(per=factor, first=-beside, behind=beside)
-    if node.op == "SpaceToDepth":
-        return Window(times=have["blocksize"])
-    return Window(per=have["blocksize"]) if node.op == "DepthToSpace" else Window()
-
-
-@lru_cache(maxsize=1 << 12)  # plans that differ, and pieces of one, need the same boxes again
-def reach(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
-    """Return what a node computes for a box of its output that is not empty."""
-    return REACH.get(node.op, _everything)(net, node, wanted)
-
-
-def _windowed(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
-    """Return what an operator that pads needs, by its windows over both axes."""
-    channels = made_channels = wanted.channels
-    if node.op == "Conv":
-        channels, made_channels = conv_channels(net, node, wanted.channels)
-    over_rows, over_columns = windows(node)
-    _, height, width = net.shapes[net.values_of(node)[0]]
-    rows, made_rows, top, bottom = over_rows.needs(wanted.rows, height)
-    columns, made_columns, left, right = over_columns.needs(wanted.columns, width)
-    made = MapBox(made_channels, made_rows, made_columns)
-    return Reach(made, (MapBox(channels, rows, columns),), (top, left, bottom, right))
-
-
-def conv_channels(net: ConvNet, node: Node, wanted: Span) -> tuple[Span, Span]:
-    """Return the input channels that output channels need, and the output channels that these make: whole groups."""
-    groups, every = node.attributes.get("group", 1), net.extent(net.values_of(node)[0])
-    if groups == 1:
-        return every.channels, wanted
-    inputs, outputs = every.channels.size, net.shapes[node.output][0]
-    each = outputs // groups
-    own = Span(wanted.start // each, -(-wanted.stop // each))
-    return own.scaled(inputs // groups), own.scaled(each)
-
-
-def _scaled(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
-    """Return what an operator needs that makes several pixels of one, or one of several, and what it makes of that."""
-    every = net.extent(net.values_of(node)[0])
-    spans = []
-    for window, own, whole in zip(windows(node), (wanted.rows, wanted.columns), every.spans[1:], strict=True):
-        inside, made, _, _ = window.needs(own, whole.stop)
-        if node.op != "ConvTranspose":
-            made = Span(inside.start * window.per // window.times, inside.stop * window.per // window.times)
-        spans.append((inside, made))
-    (rows, made_rows), (columns, made_columns) = spans
-    if node.op == "Resize":
-        needed, made_channels = wanted.channels, wanted.channels
-    else:
-        needed, made_channels = every.channels, Span(0, net.shapes[node.output][0])
-    return Reach(MapBox(made_channels, made_rows, made_columns), (MapBox(needed, rows, columns),))
-
-
-def _pixel_by_pixel(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
-    """Return the same pixels of every value; of one that is the same for all rows, columns or channels, that one."""
-
-    def of(value: str) -> MapBox:
-        if len(net.shapes[value]) == 3 and 1 not in net.shapes[value]:
-            return wanted
-        every = net.extent(value).spans
-        return MapBox(*(Span(0, 1) if own.stop == 1 else span for own, span in zip(every, wanted.spans, strict=True)))
-
-    return Reach(wanted, tuple(of(value) for value in net.values_of(node)))
-
-
-def _concat(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
-    """Return what is wanted of every part, which lie one behind the other in the channels."""
-    needs, start = [], 0
-    for value in net.values_of(node):
-        own = Span(start, start + net.shapes[value][0])
-        common = own.intersect(wanted.channels)
-        inside = Span(0, 0) if not common.size else common.within(own)
-        needs.append(MapBox(inside, wanted.rows, wanted.columns) if inside.size else NOTHING)
-        start = own.stop
-    return Reach(wanted, tuple(needs))
-
-
-def _slice(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
-    start = node.attributes["start"]
-    channels = Span(start + wanted.channels.start, start + wanted.channels.stop)
-    return Reach(wanted, (MapBox(channels, wanted.rows, wanted.columns),))
-
-
-def _global(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
-    every = net.extent(net.values_of(node)[0])
-    return Reach(wanted, (MapBox(wanted.channels, every.rows, every.columns),))
-
-
-def _flatten(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
-    every = net.extent(net.values_of(node)[0])
-    pixels = every.rows.size * every.columns.size
-    channels = Span(wanted.channels.start // pixels, -(-wanted.channels.stop // pixels))
-    made = MapBox(channels.scaled(pixels), wanted.rows, wanted.columns)
-    return Reach(made, (MapBox(channels, every.rows, every.columns),))
-
-
-def _gemm(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
-    return Reach(wanted, (net.extent(net.values_of(node)[0]),))
-
-
-def _everything(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
-    return Reach(net.extent(node.output), tuple(net.extent(value) for value in net.values_of(node)))
-
-
-# By the operator: what it needs. Those that are not here need everything.
-REACH: Mapping[str, Callable[[ConvNet, Node, MapBox], Reach]] = {
-    **dict.fromkeys(("Conv", *POOLS, "Pad"), _windowed),
-    **dict.fromkeys(("ConvTranspose", "Resize", "SpaceToDepth", "DepthToSpace"), _scaled),
-    **dict.fromkeys(ELEMENTWISE, _pixel_by_pixel),
-    "Concat": _concat,
-    "Slice": _slice,
-    "GlobalAveragePool": _global,
-    "Flatten": _flatten,
-    "Gemm": _gemm,
-}
 # Those that pass rows on: a part of the rows of their output needs a part of those of their input.
 BY_ROWS = frozenset(REACH) - {"GlobalAveragePool", "Flatten", "Gemm"}
 # Those of which a rank can compute some output channels.
 BY_CHANNELS = frozenset(REACH) - {"ConvTranspose", "SpaceToDepth", "DepthToSpace"}
-# Those that add up over their input channels (or rows, a global pool): ranks can compute summands.
-SUMS = ("Conv", "Gemm")
+# Those that add up over their input channels.
+SUMS = tuple(op for op, axis in ADDED_UP.items() if axis == CHANNEL)
 
 
-# Where a tile's neighbours lie: how many tiles further down, and across.
-SIDES = {"above": (-1, 0), "below": (1, 0), "left": (0, -1), "right": (0, 1)}
-
-
-@dataclass(frozen=True, slots=True)
-class Strip:
-    """What of a value a tile takes from its neighbour at a side: all along that side."""
-
-    value: str
-    side: str
-    box: MapBox
-
-    @property
-    def name(self) -> str:
-        """Its name among all that one tile takes, or gives."""
-        return f"{self.value}:{self.side}"
-
-    def rest(self, box: MapBox) -> MapBox:
-        """Return what of a box lies beyond this one."""
-        axis = "rows" if SIDES[self.side][0] else "columns"
-        own, taken = getattr(box, axis), getattr(self.box, axis)
-        first = self.side in ("above", "left")
-        return replace(box, **{axis: Span(taken.stop, own.stop) if first else Span(own.start, taken.start)})
-
-
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """What a rank needs and computes of a run of nodes.
-
-    Parameters
-    ----------
-    needs
-        Of every value within, and of those from before, the box that must be there.
-    made
-        What every node that is computed at all makes, by its number.
-    taken
-        What of values within is not made, but taken from neighbours, in the order in which it is left out.
-    """
-
-    needs: Mapping[str, MapBox]
-    made: Mapping[int, Reach]
-    taken: tuple[Strip, ...] = ()
-
-    def rest(self, value: str) -> MapBox:
-        """Return what is needed of a value without what is taken of it."""
-        own = (strip for strip in self.taken if strip.value == value)
-        return reduce(lambda box, strip: strip.rest(box), own, self.needs[value])
-
-
-def walk(
-    net: ConvNet,
-    nodes: Span,
-    wanted: Mapping[str, MapBox],
-    parts: Mapping[str, MapBox] | None = None,
-    beside: Mapping[str, Mapping[str, MapBox]] | None = None,
-) -> Walk:
-    """Walk a run of nodes backwards from boxes that are wanted behind it.
-
-    Parameters
-    ----------
-    wanted
-        By the value; those from before the run are needed as they are.
-    parts
-        By the output of nodes that add up (a global pool, a convolution over input channels): the box of its input over
-        which this rank does; the output is a summand.
-    beside
-        By the side: what the neighbour there has of values within, which is not computed again as far as the others are
-        a box. What is wanted behind the run is not taken.
-    """
-    needs = {value: box for value, box in wanted.items() if box.size}
-    made: dict[int, Reach] = {}
-    taken: list[Strip] = []
-    parts = parts or {}
-    for number in range(nodes.stop - 1, nodes.start - 1, -1):
-        node = net.nodes[number]
-        box = needs.get(node.output)
-        if box is None:
-            continue
-        if beside and node.output not in wanted and is_by_rows(net, node):
-            strips, box = _strips(node.output, box, beside)
-            taken += strips
-            if not box.size:
-                continue
-        if node.output in parts:
-            made[number] = part_of(net, node, box, parts[node.output])
-        else:
-            made[number] = reach(net, node, box)
-        for value, own in zip(net.values_of(node), made[number].needs, strict=True):
-            if own.size:
-                needs[value] = needs[value].hull(own) if value in needs else own
-    return Walk(needs, made, tuple(taken))
-
-
-def _strips(value: str, box: MapBox, beside: Mapping[str, Mapping[str, MapBox]]) -> tuple[list[Strip], MapBox]:
-    """Return what neighbours have of a box, one side after the other, and what is left, which is a box, too."""
-    found = []
-    for side, there in beside.items():
-        strip = Strip(value, side, box.intersect(there.get(value, NOTHING)))
-        if strip.box.size and strip.box.size + (rest := strip.rest(box)).size == box.size:
-            found.append(strip)
-            box = rest
-    return found, box
-
-
-def part_of(net: ConvNet, node: Node, wanted: MapBox, part: MapBox) -> Reach:
-    """Return what a node needs that adds up over a part of its input: some channels, or, of a global pool, rows."""
-    if node.op in GLOBAL_POOLS:
-        return Reach(wanted, (part,))
-    found = reach(net, node, wanted)
-    (own,) = found.needs
-    return Reach(found.made, (MapBox(part.channels, own.rows, own.columns),), found.pads)
+def adds_up(node: Node) -> bool:
+    """Return whether a node adds up over its input channels: ranks can compute summands of it."""
+    return node.op in SUMS and node.attributes.get("group", 1) == 1
 
 
 def kind_of(net: ConvNet, node: Node) -> WorkKind:
@@ -371,25 +82,25 @@ def kind_of(net: ConvNet, node: Node) -> WorkKind:
     return WorkKind.CONNECTED if node.op.removeprefix(VERBATIM) in PRODUCTS else WorkKind.ELEMENTWISE
 
 
-def flop(net: ConvNet, node: Node, box: MapBox, part: MapBox | None = None) -> int:
-    """Return the floating-point operations of a box of a node's output; of a summand, over that part of its input."""
+def flop(net: ConvNet, node: Node) -> int:
+    """Return the floating-point operations of all of a node's output."""
     if node.op not in REACH:
         product = node.op.removeprefix(VERBATIM) in PRODUCTS
         return math.prod(net.shapes[node.output]) * (2 * _summed(net, node) if product else 1)
-    own = part or net.extent(net.values_of(node)[0])
+    own, numbers = net.extent(net.values_of(node)[0]), net.extent(node.output).size
     if node.op in GLOBAL_POOLS:
         return own.size
-    channels = own.channels.size // int(node.attributes.get("group", 1)) if part is None else own.channels.size
+    channels = own.channels.size // int(node.attributes.get("group", 1))
     if node.op == "Gemm":
-        return 2 * channels * box.size
+        return 2 * channels * numbers
     pixels = math.prod(map(int, node.attributes.get("kernel_shape", ())))
     if node.op in POOLS:
-        return pixels * box.size
+        return pixels * numbers
     if node.op == "Conv":
-        return 2 * channels * pixels * box.size
+        return 2 * channels * pixels * numbers
     if node.op == "ConvTranspose":
-        return max(2 * channels * pixels // math.prod(map(int, node.attributes.get("strides", (1, 1)))), 1) * box.size
-    return box.size
+        return max(2 * channels * pixels // math.prod(map(int, node.attributes.get("strides", (1, 1)))), 1) * numbers
+    return numbers
 
 
 def _summed(net: ConvNet, node: Node) -> int:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 
 from solver.base.spans import Span
-from solver.model.kinds.part import ROW, Part, RankRegion, Value
+from solver.model.kinds.part import ROW, Part, RankRegion, Value, there
 from solver.plan.decoder_plan import ROWS_BY_MPI
 from solver.plan.layout import Box, moves
-from solver.schedule.regions import box_of, lengths, there
+from solver.schedule.regions import box_of, lengths
 from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep, unfolded
 
 RankRun = tuple[tuple[Part, RankRegion], ...]  # what a rank computes in a step: parts, and its region of each

@@ -5,11 +5,14 @@ A span is [..., 2], start and stop; with the ranks of some plans [n, p, 2]. Empt
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+from functools import reduce
+
 import numpy as np
 from numpy.typing import NDArray
 
 from solver.base.spans import Span
-from solver.model.kinds.part import Region, Spans, full
+from solver.model.kinds.part import KnownRegion, Region, Spans, Value, there, whole
 from solver.plan.layout import Box
 
 Lengths = NDArray[np.int64]
@@ -20,6 +23,17 @@ def spans_of(partition: list[tuple[int, int]] | NDArray[np.int64]) -> Spans:
     return np.array(partition, np.int64).reshape(1, -1, 2)
 
 
+def taking(ranks: Collection[int], devices: int) -> Spans:
+    """Return 1 for some of the ranks, else 0, [1, p, 1]."""
+    return np.array([rank in ranks for rank in range(devices)], np.int64)[None, :, None]
+
+
+def some_have(value: Value, ranks: Collection[int], devices: int) -> Region:
+    """Return that some ranks have all of a value."""
+    some = taking(ranks, devices)
+    return {axis: some * whole(length) for axis, length in zip(value.axes, value.shape, strict=True)}
+
+
 def lengths(spans: Spans) -> Lengths:
     """Return how long spans are, [...]."""
     return np.asarray(np.maximum(spans[..., 1] - spans[..., 0], 0))
@@ -27,26 +41,27 @@ def lengths(spans: Spans) -> Lengths:
 
 def volume(region: Region) -> Lengths:
     """Return in how many units a region has numbers, [...]."""
-    return np.asarray(np.multiply.reduce([lengths(spans) for spans in region.values()]))
-
-
-def there(region: Region) -> NDArray[np.bool_]:
-    """Return where a region has something, [...]."""
-    return full(region)[..., 0] > 0
+    return np.asarray(reduce(np.multiply, [lengths(spans) for spans in region.values()]))
 
 
 def hull(one: Region | None, other: Region) -> Region:
     """Return the least region that contains two."""
-    if one is None or all((spans == other[axis]).all() for axis, spans in one.items()):
+    if one is None:
         return other
-    first, second = (there(region)[..., None] for region in (one, other))
-    found = {}
+    first, second = there(one), there(other)
+    both, found = (first & second)[..., None], {}
+    every = both.all()
     for axis, spans in one.items():
-        both = np.stack(
-            [np.minimum(spans[..., 0], other[axis][..., 0]), np.maximum(spans[..., 1], other[axis][..., 1])], -1
-        )
-        found[axis] = np.where(first & second, both, np.where(first, spans, other[axis]))
-    return found
+        joined = np.minimum(spans, other[axis])
+        joined[..., 1] = np.maximum(spans[..., 1], other[axis][..., 1])
+        found[axis] = joined if every else np.where(both, joined, np.where(first[..., None], spans, other[axis]))
+    return KnownRegion(found, first | second)
+
+
+def same(one: Region, other: Region, axes: Iterable[str]) -> NDArray[np.bool_]:
+    """Return where two regions are the same along some axes, [...]."""
+    ends = [one[axis][..., end] == other[axis][..., end] for axis in axes for end in (0, 1)]
+    return np.asarray(reduce(np.logical_and, ends))
 
 
 def within(one: Region, other: Region) -> NDArray[np.bool_]:
@@ -54,16 +69,20 @@ def within(one: Region, other: Region) -> NDArray[np.bool_]:
     inside = [
         (other[axis][..., 0] <= spans[..., 0]) & (spans[..., 1] <= other[axis][..., 1]) for axis, spans in one.items()
     ]
-    return np.asarray(~there(one) | np.logical_and.reduce(inside))
+    return np.asarray(~there(one) | reduce(np.logical_and, inside))
 
 
 def overlaps(have: Region, want: Region) -> Lengths:
     """Return how much rank i has of what rank j wants, [..., i, j]."""
-    found = []
+    found: Lengths | None = None
     for axis, spans in have.items():
-        one, other = spans[..., :, None, :], want[axis][..., None, :, :]
-        found.append(np.maximum(np.minimum(one[..., 1], other[..., 1]) - np.maximum(one[..., 0], other[..., 0]), 0))
-    return np.asarray(np.multiply.reduce(found))
+        other = want[axis]
+        common = np.minimum(spans[..., :, None, 1], other[..., None, :, 1])
+        common = common - np.maximum(spans[..., :, None, 0], other[..., None, :, 0])
+        np.maximum(common, 0, out=common)
+        found = common if found is None else found * common
+    assert found is not None
+    return found
 
 
 def box_of(region: Region, axes: tuple[str, ...], rank: int) -> Box:

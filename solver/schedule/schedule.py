@@ -20,9 +20,9 @@ from itertools import groupby
 import numpy as np
 
 from solver.base.spans import Span, largest_remainder
-from solver.model.kinds.part import HIDDEN, ROW, WHOLE, Part, Region, Spans, Value, whole
+from solver.model.kinds.part import HIDDEN, ROW, WHOLE, Part, Region, Spans, Value, there, whole
 from solver.plan.layout import Layout, moves
-from solver.schedule.regions import Lengths, boxes, hull, lengths, overlaps, there, volume, within
+from solver.schedule.regions import Lengths, boxes, hull, lengths, overlaps, volume, within
 
 WITH_READER = "with its reader"  # in place of an axis: a part is computed where it is read
 LAYERS = "layers"  # the first word of what belongs to one
@@ -45,6 +45,8 @@ class PlacedPart:
         Whether a computation begins with it: a computation is one graph, and graphs are to have some size.
     stage
         Of the plan: whose spans it has.
+    widens
+        Whether ranks compute more than their own of it where they read more in the same computation (halos).
     """
 
     part: Part
@@ -53,6 +55,7 @@ class PlacedPart:
     rows: Span | None = None
     begins: bool = False
     stage: int = 0
+    widens: bool = False
 
     def cut(self, spans: Mapping[tuple[int, str], Spans]) -> PlacedPart:
         """Return it with these spans of its stage and axis, if there are any."""
@@ -81,8 +84,14 @@ class PlacedPart:
 
     def computing(self, box: Region) -> Region:
         """Return what has to be computed for a box of the result."""
+        if box.keys() == self.part.axes.keys():
+            return box
         taking = there(box)[..., None].astype(np.int64)
-        return {axis: box[axis] if axis in box else self._all(axis) * taking for axis in self.part.axes}
+
+        def of(axis: str) -> Spans:
+            return (self.own[axis] if axis == self.axis else self._all(axis)) * taking
+
+        return {axis: box[axis] if axis in box else of(axis) for axis in self.part.axes}
 
     def _all(self, axis: str) -> Spans:
         if axis == ROW and self.rows is not None:
@@ -202,16 +211,28 @@ class ComputeStep(LayerStep):
         The parts, and who computes what of them.
     leaves
         The names of the values that are read after it.
+    pieces
+        Of those, what every rank makes piece by piece, [pieces, p, 2], where it does not make all at once.
     """
 
     placed: tuple[PlacedPart, ...]
     leaves: frozenset[str] = frozenset()
+    pieces: Mapping[str, Region] | None = None
+
+    @cached_property
+    def walked(self) -> Walked:
+        """The placed parts, with the region that every rank computes of each; and what is needed from before."""
+        return walk(self.placed, self.made)
+
+    @cached_property
+    def made(self) -> Mapping[str, Region]:
+        """What leaves it."""
+        return _made(self.placed, self.leaves) if self.pieces is None else self.pieces
 
     @cached_property
     def parts(self) -> tuple[tuple[Part, Region], ...]:
         """The parts, and the region that every rank computes of each."""
-        runs, _ = _walk(self.placed, _made(self.placed, self.leaves))
-        return tuple((own.part, region) for own, region in runs)
+        return tuple((own.part, region) for own, region in self.walked[0])
 
     def cut(self, spans: Mapping[tuple[int, str], Spans]) -> ComputeStep:
         """Return it with other spans, of every stage and axis."""
@@ -219,6 +240,7 @@ class ComputeStep(LayerStep):
 
 
 AnyStep = ExchangeStep | ComputeStep
+Walked = tuple[list[tuple[PlacedPart, Region]], dict[str, Region]]
 Called = Callable[[str], str]  # what a value or a part is called
 TwoSteps = Callable[[int], bool]  # whether a sum of so many rows is made in two steps
 
@@ -288,7 +310,7 @@ class _Builder:
         made = {own.part.writes.name: own for own in self.group if own.axis != WITH_READER}
         if not made:
             return False
-        _, needs = _walk(self.waiting, {placed.part.writes.name: placed.box})
+        _, needs = walk(self.waiting, {placed.part.writes.name: placed.box})
         return any(
             name in made and (made[name].partial or not within(box, made[name].box).all())
             for name, box in needs.items()
@@ -299,7 +321,7 @@ class _Builder:
         placed = [own for own in self.group if own.axis != WITH_READER]
         live = [own for own in placed if self.last_use.get(own.part.writes.name, number) >= number]
         leaves = frozenset(own.part.writes.name for own in live)
-        runs, needs = _walk(self.group, _made(self.group, leaves))
+        runs, needs = walk(self.group, _made(self.group, leaves))
         for name, box in needs.items():
             self.bring(name, box)
         if runs:
@@ -380,19 +402,26 @@ def _made(group: Sequence[PlacedPart], leaves: Collection[str]) -> dict[str, Reg
     }
 
 
-def _walk(
-    group: Sequence[PlacedPart], wanted: Mapping[str, Region]
-) -> tuple[list[tuple[PlacedPart, Region]], dict[str, Region]]:
-    """Walk backwards from boxes that are wanted: return what is computed of parts, and what is needed from before."""
+def walk(
+    group: Sequence[PlacedPart], wanted: Mapping[str, Region], left: Callable[[Part, Region], Region] | None = None
+) -> Walked:
+    """Walk backwards from boxes that are wanted: return what is computed of parts, and what is needed from before.
+
+    Parameters
+    ----------
+    left
+        What is left to compute of a part's box, where others have some of it already.
+    """
     need, runs = dict(wanted), []
     for placed in reversed(group):
         box = need.pop(placed.part.writes.name, None)
         if box is None:
             continue
-        region = placed.computing(box) if placed.axis == WITH_READER else placed.own
+        box = left(placed.part, box) if left else box
+        region = placed.computing(box) if placed.widens or placed.axis == WITH_READER else placed.own
         runs.append((placed, region))
         for name, reach in placed.part.needs(region).items():
-            need[name] = hull(need.get(name), reach)
+            need[name] = hull(need[name], reach) if name in need else reach
     return runs[::-1], need
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -13,11 +14,22 @@ from solver.base.spans import Span
 from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
 from solver.cluster.curves import Floats
 from solver.model.convnet import ConvNet
+from solver.model.kinds.operator import IMAGE_ROW
 from solver.model.operators import flop
 from solver.plan.plan import Wire
-from solver.plan.segments import SegmentPlan, SegmentShares, unrolled
-from solver.schedule.networks.segment_steps import NetSetting, compute_s, memory_of, net_setting, price_segments
+from solver.plan.segments import SegmentPlan
+from solver.schedule.networks.segment_steps import (
+    NetSetting,
+    compute_s,
+    memory_of,
+    net_setting,
+    of_devices,
+    part_of,
+    price_segments,
+)
+from solver.schedule.networks.steps import SegmentShares, unrolled
 from solver.schedule.price import Price, PricedStep
+from solver.schedule.regions import lengths
 from solver.show.advice import Bounds
 from solver.show.comparison import ComparedSystem, beside_devices, side_by_side
 from solver.systems.convnets import SYSTEMS, plan_network
@@ -89,12 +101,21 @@ class PricedNetwork:
     def flop(self) -> Floats:
         """The work of every device, [p], with what several of them compute."""
         found = np.zeros(self.setting.devices)
-        for shares in self.shares:
-            for rank, pieces in enumerate(shares.pieces):
-                for number, reach in (made for piece in pieces for made in piece.walk.made.items()):
-                    node = self.net.nodes[number]
-                    found[rank] += flop(self.net, node, reach.made, shares.parts[rank].get(node.output))
+        for number, part, _ in self._made():
+            node = self.net.nodes[number]
+            found += flop(self.net, node) * part
         return found
+
+    def _made(self) -> Iterator[tuple[int, Floats, Floats]]:
+        """Yield of every node's number what part of it every device makes, [p], and the seconds that it takes, [p]."""
+        s = self.setting
+        for shares in self.shares:
+            for placed, region, devices in of_devices(shares):
+                part, seconds = part_of(placed, placed.part.made(region)), s.part_s(placed, region, devices)
+                own = np.zeros((2, s.devices))
+                for found, of_all in zip(own, (part, seconds), strict=True):
+                    np.add.at(found, devices, of_all.sum(0))
+                yield self.net.made_by[placed.part.writes.name], own[0], own[1]
 
     @property
     def twice(self) -> float:
@@ -104,22 +125,16 @@ class PricedNetwork:
     @cached_property
     def spent(self) -> Spent:
         """What every device's compute of an image consists of; all together is the price's."""
-        s, net = self.setting, self.net
-        whole, own, nodes, graphs = (np.zeros(s.devices) for _ in range(4))
-        for shares in self.shares:
-            span = shares.segment.nodes
-            parts = np.zeros((span.size, s.devices))  # of every node, what part of it each makes
-            for rank, pieces in enumerate(shares.pieces):
-                for number, reach in (made for piece in pieces for made in piece.walk.made.items()):
-                    node = net.nodes[number]
-                    summed = shares.parts[rank].get(node.output)
-                    all_of_it = max(flop(net, node, net.extent(node.output)), 1)
-                    parts[number - span.start, rank] += flop(net, node, reach.made, summed) / all_of_it
-                    nodes[rank] += s.node_s(number, rank, reach, summed)
-            for number, made in enumerate(parts, span.start):
-                whole += s.table(number)[:, -1] * made
-                own += s.table(number)[:, -1] * made / max(made.sum(), 1)
-            graphs += compute_s(s, shares)
+        s = self.setting
+        parts, nodes = defaultdict[int, Floats](lambda: np.zeros(s.devices)), np.zeros(s.devices)
+        for number, part, seconds in self._made():
+            parts[number] = parts[number] + part
+            nodes += seconds
+        whole, own = np.zeros((2, s.devices))
+        for number, part in parts.items():
+            whole += s.table(number)[:, -1] * part
+            own += s.table(number)[:, -1] * part / max(part.sum(), 1)
+        graphs = sum((compute_s(s, shares) for shares in self.shares), np.zeros(s.devices))
         messages = np.array(self.price.compute_s) - graphs
         return Spent(own, whole - own, nodes - whole, graphs - nodes, messages)
 
@@ -131,7 +146,7 @@ class PricedNetwork:
     @property
     def image_rows(self) -> tuple[int, ...]:
         """How many rows of the image every device needs."""
-        return tuple(box.rows.size for box in self.shares[0].needs[self.net.input])
+        return tuple(lengths(self.shares[0].needs[self.net.input][IMAGE_ROW])[0].tolist())
 
     @property
     def lacks(self) -> str:
@@ -154,7 +169,7 @@ def priced_network(net: ConvNet, cluster: Cluster, plan: SegmentPlan) -> PricedN
 
 def work(net: ConvNet) -> int:
     """Return the floating-point operations of an image."""
-    return sum(flop(net, node, net.extent(node.output)) for node in net.nodes)
+    return sum(flop(net, node) for node in net.nodes)
 
 
 def network_systems(cluster: Cluster) -> tuple[str, ...]:

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from solver.base.spans import Partition
-from solver.plan.segments import SegmentCut, SegmentShares, whole_parts
+from solver.model.kinds.operator import IMAGE_ROW
+from solver.model.kinds.part import there
+from solver.plan.segments import SegmentCut, whole_parts
+from solver.schedule.networks.steps import SegmentShares
 from solver.show.network_facts import PricedNetwork
 from solver.show.network_tables import first_node, shared_out, wire_s
 from solver.show.pictures import MOST_DRAWN, PALETTE, left_out, new_figure, save_figure
@@ -70,10 +73,10 @@ def _draw_lane(axes: Any, found: PricedNetwork, shares: SegmentShares, rank: int
 def _needed_rows(found: PricedNetwork, shares: SegmentShares, rank: int) -> tuple[float, float] | None:
     """Return from which part of the height to which a rank needs what was before a segment; None where it has none."""
     ends = []
-    for value, boxes in shares.needs.items():
+    for value, region in shares.needs.items():
         height = found.net.extent(value).rows.stop
-        if boxes[rank].size and height > 1:
-            ends.append((boxes[rank].rows.start / height, boxes[rank].rows.stop / height))
+        if there(region)[0, rank] and height > 1:
+            ends.append((region[IMAGE_ROW][0, rank] / height).tolist())
     return (min(start for start, _ in ends), max(stop for _, stop in ends)) if ends else None
 
 

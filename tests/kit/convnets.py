@@ -5,7 +5,9 @@ import numpy as np
 from hepti_mpi.kernels.slab import Slab, part, session, shape_of
 from solver.base.spans import Partition, Span
 from solver.model.convnet import ConvNet, Node
-from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on, equal_shares, handed_in, unrolled
+from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on, equal_shares
+from solver.schedule.networks.pieces import map_box, pieces_of
+from solver.schedule.networks.steps import handed_in, unrolled
 
 
 def emulate(net, tensors, plan, pixels, *, with_neighbours=True, make=session):
@@ -18,7 +20,7 @@ def emulate(net, tensors, plan, pixels, *, with_neighbours=True, make=session):
     have = [[{net.input: (whole, pixels)}] if rank == 0 else [] for rank in ranks]
     held = {}
     for shares in unrolled(net, plan):
-        slabs = [[Slab(net, shares, rank, piece) for piece in shares.pieces[rank]] for rank in ranks]
+        slabs = [[Slab(net, piece) for piece in pieces_of(shares, rank)] for rank in ranks]
         for slab in (slab for own in slabs for slab in own):
             slab.bind({graph.key: graph.made(make, read) for graph in slab.graphs})
         strips = {}
@@ -27,7 +29,7 @@ def emulate(net, tensors, plan, pixels, *, with_neighbours=True, make=session):
                 if name not in shares.before:
                     place[...] = strips[name, box] if with_neighbours else 0
                     continue
-                fill(net, name, place, box, shares.before[name].summands, have)
+                fill(net, name, place, box, shares.before[name].partial, have)
                 if not (with_neighbours or shares.tiles):
                     mine = Partition.of_shares(shares.segment.shares, net.shapes[name][1])[rank]
                     others = [row for row in range(box.rows.start, box.rows.stop) if not _is_in(row, mine)]
@@ -36,9 +38,10 @@ def emulate(net, tensors, plan, pixels, *, with_neighbours=True, make=session):
             strips |= {(name, box): array for name, (box, array) in slab.leaves.items()}
         have, held = [[slab.leaves for slab in own] for own in slabs], shares.after
     results = {}
-    for value, boxes in handed_in(net, held).items():
-        results[value] = np.empty(shape_of(net, value, boxes[0]), np.float32)
-        fill(net, value, results[value], boxes[0], held[value].summands, have)
+    for value, region in handed_in(net, len(ranks)).items():
+        box = map_box(region, (0, 0))
+        results[value] = np.empty(shape_of(net, value, box), np.float32)
+        fill(net, value, results[value], box, held[value].partial, have)
     return results
 
 

@@ -8,8 +8,8 @@ from hepti_mpi.comm.wires import EXACT, coding
 from hepti_mpi.program.program import Memory, exchange_calls
 from solver.model.kinds.part import Residual
 from solver.plan.plan import Wire
-from solver.schedule.decoders.steps import some_have
 from solver.schedule.places import Places
+from solver.schedule.regions import some_have
 from solver.schedule.schedule import exchanges
 from tests import sweeps
 from tests.kit.sized import sized

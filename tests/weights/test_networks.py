@@ -141,7 +141,7 @@ class TestZoo:
         parameters, work = PUBLISHED[name]
 
         assert sum(tensor.size for tensor in tensors.values()) + more == parameters
-        total = sum(flop(net, node, net.extent(node.output)) for node in net.nodes)
+        total = sum(flop(net, node) for node in net.nodes)
         assert total / 1e9 == pytest.approx(work, rel=0.02)
 
     @pytest.mark.parametrize("name", ANY_SIZE)

@@ -23,7 +23,7 @@ from transformers import (
 
 from solver.base.errors import HeptiError
 from solver.model.convnet import ConvNet
-from solver.model.operators import REACH
+from solver.model.kinds.operator import REACH
 from tests import sweeps
 from tests.kit import convnet_reference
 from tests.kit.convnets import random_net

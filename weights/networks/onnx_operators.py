@@ -14,7 +14,7 @@ import numpy as np
 
 from solver.base.errors import HeptiError
 from solver.model.convnet import Node
-from solver.model.operators import UNARY
+from solver.model.kinds.operator import UNARY
 from weights.networks.onnx_file import Constant, OnnxNode
 from weights.networks.onnx_reading import OpaqueError, Reading
 

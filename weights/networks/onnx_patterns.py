@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.model.convnet import Node
-from solver.model.operators import BROADCAST, UNARY
+from solver.model.kinds.operator import BROADCAST, UNARY
 from weights.networks.onnx_file import OnnxNode
 from weights.networks.onnx_reading import OpaqueError, Reading
 

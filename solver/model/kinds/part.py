@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,7 +161,7 @@ class PartKind(Protocol):
 
     @property
     def axis(self) -> str:
-        """What ranks cut its parts along, besides rows."""
+        """What ranks cut its parts along, besides rows; "": a plan says it of each."""
 
     @property
     def curve(self) -> str:
@@ -169,6 +169,17 @@ class PartKind(Protocol):
 
     def recalled(self, units: Mapping[str, int], rows: int, behind: int) -> float:
         """Return how many columns rows see in all of what is kept, behind so many others."""
+
+
+class NodeKind:
+    """A kind of a network's node: ranks cut it as a plan says of its segment, and keep nothing of it."""
+
+    axis: ClassVar[str] = ""
+    __slots__ = ()
+
+    def recalled(self, units: Mapping[str, int], rows: int, behind: int) -> float:
+        """Return 0: nothing is kept."""
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,6 +202,10 @@ class Part:
         By a value's name and an axis of it: where a region reaches, if neither is so.
     cut
         Whether ranks cut it along the axis of its kind; else it is computed where it is read.
+    rounds
+        By an axis: what comes out where a region is wanted, if that is more (whole groups of channels).
+    sure
+        Whether every region that is not empty needs some of every value.
     """
 
     name: str
@@ -203,6 +218,8 @@ class Part:
     tensors: tuple[PartTensor, ...] = ()
     reach: Mapping[tuple[str, str], Reaching] = field(default_factory=dict)
     cut: bool = False
+    rounds: Mapping[str, Reaching] = field(default_factory=dict)
+    sure: bool = False
 
     @property
     def block(self) -> str:
@@ -216,24 +233,54 @@ class Part:
 
     def result(self, region: Region) -> dict[str, Spans]:
         """Return the box of what it writes."""
-        there, value = full(region), self.writes
+        value = self.writes
+        if region.keys() == set(value.axes):
+            return dict(region)
+        some = full(region)
         return {
-            axis: region[axis] if axis in region else there * whole(length)
+            axis: region[axis] if axis in region else some * whole(length)
             for axis, length in zip(value.axes, value.shape, strict=True)
         }
 
-    def needs(self, region: Region) -> dict[str, dict[str, Spans]]:
+    def made(self, region: Region) -> Region:
+        """Return what comes out where a region is wanted."""
+        if not self.rounds:
+            return region
+        some = full(region)
+        return {**region, **{axis: some * rounded(region) for axis, rounded in self.rounds.items()}}
+
+    def needs(self, region: Region) -> dict[str, Region]:
         """Return the box that it needs of every value that it reads."""
-        there = full(region)
-        found = {}
-        for value in self.reads:
-            box = {}
-            for axis, length in zip(value.axes, value.shape, strict=True):
-                reach = self.reach.get((value.name, axis))
-                spans = reach(region) if reach else region.get(axis)
-                box[axis] = there * (whole(length) if spans is None else spans)
-            found[value.name] = box
+        some, found = None, dict[str, Region]()
+        for value, same, looks in _looks(self):
+            if same:
+                found[value.name] = region
+                continue
+            some = full(region) if some is None else some
+            # Where a region is empty along an axis that it keeps, so is the box.
+            box = {axis: region[axis] if keeps else some * self.reached(value, axis, region) for axis, keeps in looks}
+            found[value.name] = KnownRegion(box, there(region)) if self.sure else box
         return found
+
+    def reached(self, value: Value, axis: str, region: Region) -> Spans:
+        """Return where a region that is not empty reaches along an axis of a value."""
+        reach = self.reach.get((value.name, axis))
+        spans = reach(region) if reach else region.get(axis)
+        return whole(value.shape[value.axes.index(axis)]) if spans is None else spans
+
+
+@lru_cache(maxsize=1 << 10)
+def _looks(part: Part) -> list[tuple[Value, bool, list[tuple[str, bool]]]]:
+    """Return of every value that a part reads whether just its region is, and of every axis whether that span is.
+
+    Along axes that a value lacks a region may be empty: then no span of it is kept.
+    """
+    found = []
+    for value in part.reads:
+        same = part.axes.keys() == set(value.axes)
+        looks = [(axis, same and (value.name, axis) not in part.reach) for axis in value.axes]
+        found.append((value, all(keeps for _, keeps in looks), looks))
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -246,8 +293,24 @@ def whole(length: int) -> Spans:
 
 def full(region: Region) -> Spans:
     """Return 1 where a region has something, [..., 1], else 0."""
-    found = None
+    return there(region)[..., None].astype(np.int64)
+
+
+class KnownRegion(dict[str, Spans]):
+    """A region of which is known where it has something, [...]."""
+
+    def __init__(self, spans: Region, some: NDArray[np.bool_]) -> None:
+        super().__init__(spans)
+        self.some = some
+
+
+def there(region: Region) -> NDArray[np.bool_]:
+    """Return where a region has something, [...]."""
+    if isinstance(region, KnownRegion):
+        return region.some
+    found: NDArray[np.bool_] | None = None
     for spans in region.values():
-        own = spans[..., 1:] > spans[..., :1]
+        own = spans[..., 0] < spans[..., 1]
         found = own if found is None else found & own
-    return np.asarray(found, np.int64)
+    assert found is not None
+    return found

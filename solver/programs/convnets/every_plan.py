@@ -16,7 +16,7 @@ Edges of these plans do not come first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from math import comb
@@ -26,30 +26,14 @@ import numpy as np
 from solver.base.spans import Span
 from solver.cluster.curves import Floats, Kernel
 from solver.model.convnet import ConvNet
+from solver.model.kinds.operator import MAP, SUMMED
+from solver.model.kinds.part import Region, there
 from solver.plan.plan import Wire
-from solver.plan.segments import (
-    Held,
-    Segment,
-    SegmentCut,
-    SegmentShares,
-    all_on_root,
-    equal_shares,
-    handed_in,
-    image_on_root,
-    segment_shares,
-)
+from solver.plan.segments import Segment, SegmentCut, equal_shares
 from solver.programs.convnets.segment_polish import coarsest
 from solver.schedule.exchange import Mask
-from solver.schedule.networks.segment_steps import (
-    Areas,
-    Ints,
-    NetSetting,
-    all_ended,
-    areas_of,
-    brought,
-    compute_s,
-    copied,
-)
+from solver.schedule.networks.segment_steps import Ints, NetSetting, all_ended, copied, in_one_run, made_s
+from solver.schedule.networks.steps import Regions, computation, handed_in, image_on_root, moved_bytes
 
 # Half a second of CPU time at most: of ways to share out two segments, one behind the other, and to share out one, 0.3
 # ms each. Without the second limit plans for two boards took 4 to 19 s, and were as fast as without this search in 9 of
@@ -88,14 +72,14 @@ class Ways:
         At which node the last segment of each begins, and which of the ways there it follows.
     segments
         The last of each.
-    have, lies : of every value [4, ways, p] and [ways, p]
+    have, lies : of every value [ways, p, 2] and [ways, p]
         What ranks have of it, and whether what comes next can take it as it lies there.
     """
 
     ready: Floats
     before: Ints
     segments: Sequence[Segment]
-    have: Mapping[str, Areas]
+    have: Regions
     lies: Mapping[str, Mask]
 
 
@@ -114,16 +98,15 @@ class EveryPlan:
     def fastest(self, below: float) -> list[Segment]:
         """Return the segments of the fastest plan; none where none is faster than `below`."""
         net, count, devices = self._net, len(self._net.nodes), self._s.devices
-        have = {value: areas_of([held.boxes]) for value, held in image_on_root(net, devices).items()}
+        have = {value: held.box for value, held in image_on_root(net, devices).items()}
         lies = {value: np.ones((1, devices), bool) for value in have}
         there = [Ways(np.zeros((1, devices)), np.zeros((1, 2), np.intp), (), have, lies)]
         for stop in range(1, count + 1):
             there.append(self._behind(there, stop, below))
         if not len(there[count].ready):
             return []
-        needs = {value: areas_of([boxes]) for value, boxes in handed_in(net, self._anywhere(count)).items()}
         last = np.arange(len(there[count].ready))
-        seconds = self._ready(there[count], last, needs, 0 * last, None).max(-1)
+        seconds = self._ready(there[count], last, handed_in(net, devices), 0 * last, None).max(-1)
         if not (seconds < below).any():
             return []
         at, way, found = count, int(seconds.argmin()), list[Segment]()
@@ -132,43 +115,45 @@ class EveryPlan:
             at, way = there[at].before[way].tolist()
         return found[::-1]
 
-    def _segments(self, start: int, stop: int) -> Iterator[Segment]:
-        """Yield every segment of some nodes."""
-        nodes, devices, rows = Span(start, stop), self._s.devices, _rows(self._net, stop, self._most)
-        for bars in combinations(range(rows + devices - 1), devices - 1):
-            ends = pairwise((-1, *bars, rows + devices - 1))
-            yield Segment(nodes, SegmentCut.ROWS, tuple((end - before - 1) / rows for before, end in ends))
-        for size in range(2, devices + 1):
-            for crew in combinations(range(devices), size):
-                yield Segment(nodes, SegmentCut.CHANNELS, equal_shares(crew, devices))
+    def _shares(self, stop: int) -> Mapping[SegmentCut, list[tuple[float, ...]]]:
+        """Return all shares of segments that end before a node, by their cut."""
+        devices, rows = self._s.devices, _rows(self._net, stop, self._most)
+        every = (
+            pairwise((-1, *bars, rows + devices - 1)) for bars in combinations(range(rows + devices - 1), devices - 1)
+        )
+        by_rows = [tuple((end - before - 1) / rows for before, end in ends) for ends in every]
+        crews = (crew for size in range(2, devices + 1) for crew in combinations(range(devices), size))
+        return {SegmentCut.ROWS: by_rows, SegmentCut.CHANNELS: [equal_shares(crew, devices) for crew in crews]}
 
     def _behind(self, there: Sequence[Ways], stop: int, below: float) -> Ways:
         """Return the ways to a node that are kept, from those to every node before it."""
-        every, parts = list[SegmentShares](), []
+        every, parts = list[_Segments](), []
         for start, ways in enumerate(there):
             if not len(ways.ready):
                 continue
-            found = [segment_shares(self._net, own, self._anywhere(start)) for own in self._segments(start, stop)]
-            needs = {value: areas_of([shares.needs[value] for shares in found]) for value in self._net.live(start)}
-            seconds = np.array([compute_s(self._s, shares) for shares in found])
-            way, number = np.nonzero(self._in_time(ways.ready[:, None] + seconds, stop, below))
-            ready = self._ready(ways, way, needs, number, seconds)
-            kept = self._in_time(ready, stop, below)
-            before = np.stack([np.full(way.size, start), way], axis=1)
-            parts.append((ready[kept], before[kept], number[kept] + len(every)))
-            every += found
+            for cut, shares in self._shares(stop).items():
+                if shares:
+                    found = _segments(self._s, Span(start, stop), cut, shares)
+                    way, number = np.nonzero(self._in_time(ways.ready[:, None] + found.seconds, stop, below))
+                    ready = self._ready(ways, way, found.needs, number, found.seconds)
+                    kept = self._in_time(ready, stop, below)
+                    before = np.stack([np.full(way.size, start), way], axis=1)
+                    parts.append((ready[kept], before[kept], number[kept] + sum(len(own.segments) for own in every)))
+                    every.append(found)
         ready, before, number = (np.concatenate(own) for own in zip(*parts, strict=True))
-        places: dict[object, int] = {}
-        place = np.array([places.setdefault(_place(shares), len(places)) for shares in every])
-        fastest = _fastest(ready, place[number])
-        last = [every[own] for own in number[fastest].tolist()]
-        have = {value: areas_of([shares.after[value].boxes for shares in last]) for value in self._net.live(stop)}
-        lies = {value: np.array([_lies(shares, value) for shares in last]) for value in have}
-        return Ways(ready[fastest], before[fastest], [shares.segment for shares in last], have, lies)
-
-    def _anywhere(self, at: int) -> dict[str, Held]:
-        """Return values before a node somewhere: what a segment needs and computes does not depend on where."""
-        return all_on_root(self._net, self._net.live(at), self._s.devices)
+        have = {
+            value: {axis: np.concatenate([own.have[value][axis] for own in every]) for axis in MAP}
+            for value in self._net.live(stop)
+        }
+        lies = {value: np.concatenate([own.lies[value] for own in every]) for value in have}
+        fastest = _fastest(ready, _places(have, lies)[number])
+        last = number[fastest]
+        segments = [segment for own in every for segment in own.segments]
+        return Ways(
+            ready[fastest], before[fastest], [segments[own] for own in last.tolist()],
+            {value: _picked(region, last) for value, region in have.items()},
+            {value: own[last] for value, own in lies.items()},
+        )  # fmt: skip
 
     def _in_time(self, ready: Floats, stop: int, below: float) -> Mask:
         """Return of moments when ranks have ended what is before a node whether the end can be early enough."""
@@ -177,15 +162,15 @@ class EveryPlan:
             end_s = np.maximum(end_s, (1 + (ready / left_s).sum(-1)) / (1 / left_s).sum())
         return np.asarray(end_s < below)
 
-    def _ready(self, ways: Ways, way: Ints, needs: Mapping[str, Areas], number: Ints, seconds: Floats | None) -> Floats:
+    def _ready(self, ways: Ways, way: Ints, needs: Regions, number: Ints, seconds: Floats | None) -> Floats:
         """Return when ranks have ended what goes on from some ways, each with one of several needs and seconds, [n, p].
 
         What comes to rank 0 in the end takes no seconds, and is not copied.
         """
         s = self._s
-        have = {value: ways.have[value][:, way] for value in needs}
-        own = {value: areas[:, number] for value, areas in needs.items()}
-        moved = brought(self._net, have, own, self._wire)
+        have = {value: _picked(ways.have[value], way) for value in needs}
+        own = {value: _picked(region, number) for value, region in needs.items()}
+        moved = moved_bytes(self._net, have, own, self._wire)
         compute = np.zeros((way.size, s.devices))
         if seconds is not None:
             numbers = copied(self._net, have, own, {value: ways.lies[value][way] for value in needs})
@@ -202,15 +187,37 @@ def _fastest(ready: Floats, place: Ints) -> Ints:
     return np.array(kept, np.intp)
 
 
-def _place(shares: SegmentShares) -> object:
-    """Return where values lie behind a segment, as what comes next sees it."""
-    return tuple((held.boxes, tuple(_lies(shares, value))) for value, held in shares.after.items())
+@dataclass(frozen=True, slots=True, eq=False)
+class _Segments:
+    """Segments of the same nodes and cut: what ranks compute, need, and have behind them, [segments, p]."""
+
+    segments: Sequence[Segment]
+    seconds: Floats
+    needs: Regions
+    have: Regions
+    lies: Mapping[str, Mask]
 
 
-def _lies(shares: SegmentShares, value: str) -> list[bool]:
-    """Return of every rank whether a value lies after a segment as `networks.segment_steps` wants it."""
-    if any(held.summands for held in shares.after.values()):
-        return [False] * len(shares.walks)
-    boxes = shares.after[value].boxes
-    around = [walk.needs.get(value, box) for walk, box in zip(shares.walks, boxes, strict=True)]
-    return [(own.rows, own.columns) == (box.rows, box.columns) for own, box in zip(around, boxes, strict=True)]
+def _segments(s: NetSetting, nodes: Span, cut: SegmentCut, shares: Sequence[tuple[float, ...]]) -> _Segments:
+    compute = computation(s.net, nodes, cut, tuple(shares))
+    have, added = dict[str, Region](), np.zeros((len(shares), 1), bool)
+    for own in compute.placed:
+        if own.part.writes.name in compute.leaves:
+            some = there(own.box)
+            have[own.part.writes.name] = {axis: spans * some[..., None] for axis, spans in own.box.items()}
+            if own.axis == SUMMED:
+                added = added | (some.sum(-1, keepdims=True) > 1)
+    lies = {name: in_one_run(compute, name) & ~added for name in have}
+    segments = [Segment(nodes, cut, own) for own in shares]
+    return _Segments(segments, made_s(s, compute, np.arange(s.devices)), compute.walked[1], have, lies)
+
+
+def _places(have: Regions, lies: Mapping[str, Mask]) -> Ints:
+    """Return of all ways the number of where values lie behind them, as what comes next sees it."""
+    table = [spans.reshape(len(spans), -1) for region in have.values() for spans in region.values()]
+    table += [own.astype(np.int64) for own in lies.values()]
+    return np.unique(np.concatenate(table, 1), axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def _picked(region: Region, index: Ints) -> Region:
+    return {axis: spans[index] for axis, spans in region.items()}

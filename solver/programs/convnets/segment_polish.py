@@ -16,18 +16,10 @@ import numpy as np
 from solver.base.spans import Partition, Span
 from solver.cluster.curves import Floats
 from solver.model.convnet import ConvNet
-from solver.plan.segments import (
-    Segment,
-    SegmentCut,
-    SegmentPlan,
-    alone_on,
-    handed_in,
-    segment_shares,
-    unrolled,
-    with_edges_first,
-)
+from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on
 from solver.schedule.clocks import Moment, moments_of, waited_for
 from solver.schedule.networks.segment_steps import Ints, NetSetting, network_steps, step_at
+from solver.schedule.networks.steps import handed_in, segment_shares, unrolled, with_edges_first
 
 CHANNEL_PARTS = 32  # of which shares of channels are made: multiples of 8 and 16, which kernels compute at a time
 PRICE = 10  # of how many nodes the walks take as long as a price does besides
@@ -129,8 +121,9 @@ class Priced:
             found.append(segment_shares(s.net, segment, held))
             held = found[-1].after
         self.work += PRICE + sum(shares.segment.nodes.size for shares in found)
-        behind = [replace(shares, before=held) for shares in self._every[stop : stop + 1]]
-        found = with_edges_first(s.net, found, behind[0].needs if behind else handed_in(s.net, held))
+        behind = self._every[stop : stop + 1]
+        found = with_edges_first(found, behind[0].needs if behind else handed_in(s.net, s.devices))
+        behind = [replace(shares, before=found[-1].after) for shares in behind]
         every = [*self._every[:since], *found, *behind, *self._every[stop + 1 :]]
         steps = [step_at(s, every, number, self._plan.wire) for number in range(since, since + len(found) + 1)]
         *moments, now = moments_of(s.machine, steps, self.moments[since])

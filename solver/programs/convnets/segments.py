@@ -17,29 +17,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, pairwise
+from typing import Any
 
 import numpy as np
 
 from solver.base.arrays import Numbers
-from solver.base.spans import Partition, Span
+from solver.base.spans import Span
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats, Kernel
-from solver.model.convnet import ConvNet, Node
-from solver.model.operators import GLOBAL_POOLS, channel_points, cut_points, windows
+from solver.model.convnet import ConvNet
+from solver.model.kinds.operator import CHANNEL, IMAGE_ROW
+from solver.model.kinds.part import Region, Spans, full, whole
+from solver.model.operators import GLOBAL_POOLS, channel_points, cut_points, parts_of
 from solver.plan.plan import Wire
-from solver.plan.segments import (
-    Held,
-    MapBoxes,
-    Segment,
-    SegmentCut,
-    SegmentPlan,
-    all_on_root,
-    alone_on,
-    handed_in,
-    image_on_root,
-    moved_bytes,
-    segment_shares,
-)
+from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on
 from solver.programs.convnets.every_plan import EveryPlan, parts_of_rows
 from solver.programs.convnets.segment_polish import (
     CHANNEL_PARTS,
@@ -53,22 +44,33 @@ from solver.programs.convnets.segment_polish import (
     seconds_by_rows,
 )
 from solver.schedule.networks.segment_steps import (
-    Areas,
     Ints,
     NetSetting,
     all_ended,
-    areas_of,
-    brought,
     check_memory,
     compute_s,
     copied,
     lacking,
+    made_s,
     net_setting,
     predicted,
     run_bytes,
     weights_bytes,
     weights_of,
 )
+from solver.schedule.networks.steps import (
+    Held,
+    Regions,
+    computation,
+    handed_in,
+    image_on_root,
+    live_on,
+    moved_between,
+    moved_bytes,
+    segment_shares,
+    spans_of,
+)
+from solver.schedule.regions import hull, lengths, volume
 
 # When ranks have ended a path, [p], its segments, and where values lie behind it.
 WholePath = tuple[Floats, list[Segment], Mapping[str, Held]]
@@ -137,7 +139,7 @@ class Reached:
     """
 
     seconds: Floats
-    needs: Mapping[str, Areas]
+    needs: Regions
     weights: Floats
 
 
@@ -192,8 +194,8 @@ class Search:
         self._levels = {self._points.index(at) for at in levels}
         self._deep = self._points.index(deep)
         self._channel_shares = self._by_speed(speed)
-        self._had: dict[tuple[str, int], Areas] = {}
-        self._spans: dict[tuple[int, int], tuple[Ints, Ints]] = {}
+        self._had: dict[tuple[str, int], Region] = {}
+        self._spans: dict[tuple[int, int], Spans] = {}
 
     def plans(self, devices: Sequence[str]) -> Iterator[SegmentPlan]:
         """Yield the best path, without and with edges first, and what rank 0 or the fastest device does alone."""
@@ -301,111 +303,96 @@ class Search:
         before = max(point for point in levels if point < at)
         return self._net.values_of(self._net.nodes[made])[0] if made >= before else None
 
-    def _have(self, value: str, at: int) -> Areas:
-        """Return what of a value the devices of every crew have at a point; nothing where a crew is not there."""
+    def _have(self, value: str, at: int) -> Region:
+        """Return which channels and rows the devices of every crew have at a point; none where a crew is not there."""
         if (value, at) not in self._had:
             self._had[value, at] = self._owned(value, at)
         return self._had[value, at]
 
-    def _rows_at(self, at: int, height: int) -> tuple[Ints, Ints]:
-        """Return who of every crew at a point has which of so many rows."""
+    def _rows_at(self, at: int, height: int) -> Spans:
+        """Return who of every crew at a point has which of so many rows, [crews, p, 2]."""
         if (at, height) not in self._spans:
             self._spans[at, height] = _spans(self._shares[at], height)
         return self._spans[at, height]
 
-    def _owned(self, value: str, at: int) -> Areas:
+    def _owned(self, value: str, at: int) -> Region:
         every, devices = self._net.extent(value), self._s.devices
         if at == 0:
-            root = (np.arange(devices) == 0).astype(np.intp)[None]
-            return np.stack([0 * root, every.rows.stop * root, 0 * root, every.channels.stop * root])
+            on_root = image_on_root(self._net, devices)[value].box
+            return {axis: on_root[axis] for axis in (CHANNEL, IMAGE_ROW)}
         shares = self._shares.get(at)
-        member = (np.zeros((len(self._crews), devices)) if shares is None else shares > 0).astype(np.intp)
-        if shares is None:
-            rows = member, member
-        elif self._pooled(value, self._points[at]) is not None:  # all who pooled rows have a summand of all
-            rows = 0 * member, every.rows.stop * member
+        by_rows = np.zeros((len(self._crews), devices)) if shares is None else shares
+        member = (by_rows > 0)[..., None] * whole(1)
+        if shares is None or self._pooled(value, self._points[at]) is not None:  # who pooled rows has a summand of all
+            rows = every.rows.stop * member
         else:
             rows = self._rows_at(at, every.rows.stop)
         channels = _spans(self._channel_shares, every.channels.stop)
-        taking = (self._channel_shares > 0).astype(np.intp)
-        by_rows = np.stack([*rows, 0 * member, every.channels.stop * member])
-        return np.concatenate([by_rows, np.stack([0 * taking, every.rows.stop * taking, *channels])], 1)
+        taking = (self._channel_shares > 0)[..., None] * whole(1)
+        return {
+            CHANNEL: np.concatenate([every.channels.stop * member, channels]),
+            IMAGE_ROW: np.concatenate([rows, every.rows.stop * taking]),
+        }
 
     def _backwards(self, to: int) -> Iterator[tuple[int, Reached]]:
         """Walk back from a point; yield every point before it with what the crews at `to` need and compute from there.
 
-        As `solver.model.operators.walk` does for one rank, for the rows of all crews' devices at once.
+        As `solver.schedule.schedule.walk` does, of rows alone, for many plans that end there and begin anywhere.
         """
         net, s, end = self._net, self._s, self._points[to]
-        shares, member = self._shares[to], (self._shares[to] > 0).astype(np.intp)
-        needs: dict[str, tuple[Ints, Ints]] = {}
+        shares, member = self._shares[to], (self._shares[to] > 0)[..., None].astype(np.intp)
+        needs: dict[str, Region] = {}
         pooled = {value: source for value in net.live(end) if (source := self._pooled(value, end)) is not None}
         for value in net.live(end):
-            whole = pooled.get(value, value)
-            needs[whole] = _hull(needs.get(whole), self._rows_at(to, self._rows_of(whole)))
-        seconds, levels, weights = np.zeros(shares.shape), 0, 0
+            of = pooled.get(value, value)
+            needs[of] = hull(needs.get(of), {IMAGE_ROW: self._rows_at(to, self._rows_of(of))})
+        seconds, levels, weights, parts = np.zeros(shares.shape), 0, 0, parts_of(net)
         session_s = np.array([speeds.session_s for speeds in s.speeds])
         entering_s = np.array([speeds.entering_s for speeds in s.speeds])
         for at in range(to - 1, -1, -1):
+            rows: dict[int, Spans] = {}
             for number in range(self._points[at + 1] - 1, self._points[at] - 1, -1):
                 node = net.nodes[number]
                 weights += weights_bytes(net, node)
                 if node.output in pooled:
-                    first, behind = needs[pooled[node.output]]
-                    part = (behind - first) / self._rows_of(pooled[node.output])
-                    seconds = seconds + part * self._rows_s(number, np.ones_like(first))
+                    part = lengths(needs[pooled[node.output]][IMAGE_ROW]) / self._rows_of(pooled[node.output])
+                    seconds = seconds + part * s.table(number)[:, -1]
                 elif node.output in needs:
-                    first, behind = needs[node.output]
-                    seconds = seconds + self._rows_s(number, (behind - first) * member)
-                    for value in net.values_of(node):
-                        needs[value] = _hull(needs.get(value), self._needed(node, value, first, behind))
-            coming: dict[str, Areas] = {}
-            numbers = np.zeros(shares.shape)
-            for value in net.live(self._points[at]):
-                if value in needs:
-                    first, behind = needs[value][0] * member, needs[value][1] * member
-                    every = net.extent(value)
-                    coming[value] = np.stack([first, behind, 0 * member, every.channels.stop * member])
-                    numbers += (behind - first) * every.channels.stop * every.columns.stop
-            own_s = (seconds + session_s + entering_s * numbers) * member
-            yield at, Reached(own_s, coming, np.asarray(weights * member, float))
+                    own, region = parts[node.output], needs[node.output]
+                    rows[number] = region[IMAGE_ROW]
+                    for read in own.reads:
+                        reach = region
+                        if (read.name, IMAGE_ROW) in own.reach:
+                            reach = {IMAGE_ROW: full(region) * own.reached(read, IMAGE_ROW, region)}
+                        needs[read.name] = hull(needs.get(read.name), reach)
+            if rows:
+                of_nodes = s.rows_s(np.array([*rows]), np.arange(s.devices), lengths(np.array([*rows.values()])))
+                seconds = seconds + of_nodes.sum(0)
+            live = (value for value in net.live(self._points[at]) if value in needs)
+            coming = {
+                value: {CHANNEL: member * whole(net.extent(value).channels.stop), **needs[value]} for value in live
+            }
+            numbers = sum(net.extent(value).columns.stop * volume(region) for value, region in coming.items())
+            own_s = (seconds + session_s + entering_s * numbers) * member[..., 0]
+            yield at, Reached(own_s, coming, np.asarray(weights * member[..., 0], float))
             levels += at in self._levels
             if levels == FUSED:
                 return
 
     def _by_channels(self, to: int) -> Reached:
         """Return what crews that share out channels need and compute from the point before."""
-        net, devices = self._net, self._s.devices
+        net, s = self._net, self._s
         nodes = Span(self._points[to - 1], self._points[to])
-        before = all_on_root(net, net.live(nodes.start), devices)
-        every = [
-            segment_shares(net, Segment(nodes, SegmentCut.CHANNELS, tuple(shares.tolist())), before)
-            for shares in self._channel_shares
-        ]
-        needs = {value: areas_of([found.needs[value] for found in every]) for value in before}
-        seconds = np.array([compute_s(self._s, found) for found in every])
-        return Reached(seconds, needs, run_bytes(net, nodes) * self._channel_shares)
+        compute = computation(net, nodes, SegmentCut.CHANNELS, tuple(map(tuple, self._channel_shares.tolist())))
+        seconds = made_s(s, compute, np.arange(s.devices))
+        return Reached(seconds, compute.walked[1], run_bytes(net, nodes) * self._channel_shares)
 
-    def _rows_s(self, number: int, rows: Ints) -> Floats:
-        """Return the seconds of so many rows of a node, [crews, p]."""
-        table = self._s.table(number)
-        return np.asarray(table[np.arange(self._s.devices), np.minimum(rows, table.shape[1] - 1)])
-
-    def _needed(self, node: Node, value: str, first: Ints, behind: Ints) -> tuple[Ints, Ints]:
-        """Return the rows of a value that a node needs for these rows of its output."""
-        rows = self._rows_of(value)
-        if node.op in GLOBAL_POOLS or rows == 1:
-            return np.zeros_like(first), np.full_like(behind, rows)
-        over, _ = windows(node)
-        first = np.minimum(np.maximum(over.start(first), 0), rows - 1)
-        return first, np.minimum(np.maximum(over.stop(behind), first + 1), rows)
-
-    def _brought(self, at: int, before: Ints, needs: Mapping[str, Areas]) -> tuple[Floats, Floats]:
+    def _brought(self, at: int, before: Ints, needs: Regions) -> tuple[Floats, Floats]:
         """Return the bytes that devices send each other, [before, crews, p, p], and the numbers that they copy."""
         sums = at > 0 and any(self._pooled(value, self._points[at]) is not None for value in needs)
-        have = {value: self._have(value, at)[:, before, None] for value in needs}
-        wanted = {value: areas[:, None] for value, areas in needs.items()}
-        moved = brought(self._net, have, wanted, self._wire)
+        have = {value: _picked(self._have(value, at), (before, None)) for value in needs}
+        wanted = {value: _picked(region, None) for value, region in needs.items()}
+        moved = moved_bytes(self._net, have, wanted, self._wire)
         return moved, copied(self._net, have, wanted, dict.fromkeys(needs, not sums))
 
     # What stands behind the rows.
@@ -418,12 +405,12 @@ class Search:
         for number, ready in enumerate(there[last].ready):
             segments = self._path(there, last, number)
             if segments:
-                anywhere = all_on_root(net, net.live(segments[-1].nodes.start), self._s.devices)
+                anywhere = live_on(net, segments[-1].nodes.start, 0, self._s.devices)
                 held = segment_shares(net, segments[-1], anywhere).after
             paths.append((ready, segments, held))
         for nodes in self._behind_rows():
             paths = self._one_further(paths, nodes)
-        end_s = self._after(paths, [handed_in(net, held) for *_, held in paths], np.zeros(self._s.devices)).max(-1)
+        end_s = self._after(paths, handed_in(net, self._s.devices), np.zeros(self._s.devices)).max(-1)
         return paths[int(end_s.argmin())][1]
 
     def _path(self, there: Sequence[Paths], to: int, number: int) -> list[Segment]:
@@ -454,16 +441,16 @@ class Search:
         for segment in self._configurations(nodes):
             shares = segment_shares(net, segment, paths[0][2])  # needs the same wherever it lies before
             dear_s = run_bytes(net, nodes) * np.array(segment.shares) @ self._byte_s
-            ready = self._after(paths, [shares.needs] * len(paths), compute_s(self._s, shares)) + dear_s
+            ready = self._after(paths, shares.needs, compute_s(self._s, shares)) + dear_s
             best = int(ready.max(-1).argmin())
             found.append((ready[best], [*paths[best][1], segment], shares.after))
         return found
 
-    def _after(self, paths: Sequence[WholePath], needs: Sequence[Mapping[str, MapBoxes]], compute: Floats) -> Floats:
-        """Return when ranks have ended what follows paths, [paths, p], each with its needs, and what it computes."""
-        moved = [moved_bytes(self._net, held, own, self._wire) for (*_, held), own in zip(paths, needs, strict=True)]
+    def _after(self, paths: Sequence[WholePath], needs: Regions, compute: Floats) -> Floats:
+        """Return when ranks have ended what follows paths, [paths, p], by what it needs and computes."""
+        moved = np.array([moved_between(self._net, held, needs, self._wire) for *_, held in paths])
         ready = np.array([own for own, *_ in paths])
-        return all_ended(self._s.machine, ready, np.array(moved, float), np.broadcast_to(compute, ready.shape))
+        return all_ended(self._s.machine, ready, moved, np.broadcast_to(compute, ready.shape))
 
     def _configurations(self, nodes: Span) -> Iterator[Segment]:
         """Yield who may compute a run of nodes: one device, or several by columns, in proportion to their speed."""
@@ -478,23 +465,16 @@ class Search:
                     yield Segment(nodes, SegmentCut.CHANNELS, tuple((own / own.sum()).tolist()))
 
 
-def _spans(shares: Floats, length: int) -> tuple[Ints, Ints]:
-    """Return who has which of so many rows or channels, [crews, p] from and to; a crew without shares nothing."""
-    ends = np.zeros((2, *shares.shape), np.intp)
-    for number, own in enumerate(shares):
-        if own.any():
-            spans = Partition.of_shares(tuple(own.tolist()), length)
-            ends[:, number] = np.array([(span.start, span.stop) for span in spans], np.intp).T
-    return ends[0], ends[1]
+def _spans(shares: Floats, length: int) -> Spans:
+    """Return who has which of so many rows or channels, [crews, p, 2]; a crew without shares nothing."""
+    found = np.zeros((*shares.shape, 2), np.int64)
+    if (some := shares.any(-1)).any():
+        found[some] = spans_of(tuple(map(tuple, shares[some].tolist())), length)
+    return found
 
 
-def _hull(one: tuple[Ints, Ints] | None, other: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
-    """Return the spans that contain both; what is empty takes no room."""
-    if one is None:
-        return other
-    first = np.where(one[0] < one[1], one[0], other[0]), np.where(other[0] < other[1], other[0], one[0])
-    behind = np.where(one[0] < one[1], one[1], other[1]), np.where(other[0] < other[1], other[1], one[1])
-    return np.minimum(*first), np.maximum(*behind)
+def _picked(region: Region, index: Any) -> Region:
+    return {axis: spans[index] for axis, spans in region.items()}
 
 
 def _merged(segments: Sequence[Segment]) -> Iterator[Segment]:

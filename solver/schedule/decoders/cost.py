@@ -39,12 +39,11 @@ from solver.schedule.decoders.steps import (
     pass_parts,
     planned,
     planned_alike,
-    some_have,
     stages_of,
 )
 from solver.schedule.exchange import of_matrix
 from solver.schedule.price import Price, PricedStep
-from solver.schedule.regions import lengths
+from solver.schedule.regions import lengths, some_have
 from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep, exchanges
 from solver.schedule.timing import FLOAT_BYTES, Machine, cpu_seconds
 from solver.schedule.turns import Costs, Moved, priced, together_s

@@ -6,7 +6,7 @@ words: both exchanges carry more than a value, and rank 0 says with the first wh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
@@ -14,9 +14,9 @@ import numpy as np
 
 from solver.base.spans import Partition, Span
 from solver.model.decoder import STREAM, Decoder, head_parts, layer_parts
-from solver.model.kinds.part import HIDDEN, NUMBER, ROW, WHOLE, WORD, Part, Region, Spans, Value, whole
+from solver.model.kinds.part import HIDDEN, NUMBER, ROW, WHOLE, WORD, Part, Spans, Value, whole
 from solver.plan.decoder_plan import DecoderPlan
-from solver.schedule.regions import Lengths, spans_of
+from solver.schedule.regions import some_have, spans_of, taking
 from solver.schedule.schedule import (
     NOWHERE,
     WITH_READER,
@@ -114,7 +114,7 @@ def planned(parts: PassParts, plan: DecoderPlan) -> tuple[AnyStep, ...]:
     """Return what ranks do in a pass under a plan."""
     ranks, spans = len(plan.devices), _cuts([plan])
     for number, stage in enumerate(plan.stages):
-        spans[number, WHOLE] = _mask(stage.ranks, ranks)[None, :, None] * whole(1)
+        spans[number, WHOLE] = taking(stage.ranks, ranks) * whole(1)
         if stage.rows:
             spans[number, ROW] = _spans([Partition.of_shares(stage.rows, parts.begin.shape[0])])
     layers = [(span, [placed.cut(spans) for placed in some]) for span, some in parts.layers]
@@ -195,16 +195,6 @@ def _brings(part: Part) -> str:
 def _spans(partitions: Iterable[Partition]) -> Spans:
     """Return the spans of plans, [n, p, 2]."""
     return np.array([[(span.start, span.stop) for span in own] for own in partitions], np.int64)
-
-
-def _mask(ranks: Collection[int], devices: int) -> Lengths:
-    return np.array([rank in ranks for rank in range(devices)], np.int64)
-
-
-def some_have(value: Value, ranks: Collection[int], devices: int) -> Region:
-    """Return that some ranks have all of a value."""
-    taking = _mask(ranks, devices)[None, :, None]
-    return {axis: taking * whole(length) for axis, length in zip(value.axes, value.shape, strict=True)}
 
 
 def _tokens(plan: DecoderPlan, stream: Value) -> ExchangeStep:

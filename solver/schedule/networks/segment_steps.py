@@ -8,18 +8,20 @@ Tiles are priced as if rank 0 handed out all of them first, and whoever has comp
 The engine hands out one at a time, while others are computed, and brings them back by way of rank 0. Strips are priced
 as if they were there and went out with the tiles that take them, but these begin when all that give any are computed.
 
-What every rank needs, computes and leaves says `solver.plan.segments`. Ranks do not wait for all others: each begins a
-segment when it has ended the one before, and has what it needs, which its neighbours have sent as soon as they had
-computed that piece (`solver.schedule.clocks`). So where edges come first, a neighbour may be late by all of its
+What every rank needs, computes and leaves says `solver.schedule.networks.steps`. Ranks do not wait for all others: each
+begins a segment when it has ended the one before, and has what it needs, which its neighbours have sent as soon as they
+had computed that piece (`solver.schedule.clocks`). So where edges come first, a neighbour may be late by all of its
 interior, and nobody waits.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,40 +31,43 @@ from solver.base.spans import Span
 from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
 from solver.cluster.curves import Floats, Kernel
 from solver.cluster.nodes import NodeSpeeds
-from solver.model.convnet import FLOAT_BYTES, NOTHING, ConvNet, MapBox, Node
-from solver.model.operators import ELEMENTWISE, LARGE_PRODUCT, Reach, Strip, Walk, flop, tensors_of
+from solver.model.convnet import FLOAT_BYTES, ConvNet, Node
+from solver.model.kinds.operator import CHANNEL, ELEMENTWISE, IMAGE_COLUMN, IMAGE_ROW, MAP, SUMMED
+from solver.model.kinds.part import Region, there
+from solver.model.operators import LARGE_PRODUCT, flop, kind_of, parts_of, tensors_of
 from solver.plan.plan import Prediction, Wire
-from solver.plan.segments import (
-    Held,
-    MapBoxes,
-    Piece,
-    SegmentPlan,
+from solver.plan.segments import SegmentPlan
+from solver.schedule.clocks import ClockStep, Messages, Moment, computed, exchanged, follow
+from solver.schedule.exchange import Mask
+from solver.schedule.networks.steps import (
+    CARRIED,
+    Regions,
     SegmentShares,
-    all_on_root,
+    TileShares,
+    bytes_across,
     handed_in,
     image_on_root,
     moved_bytes,
-    only_on,
+    numbers_across,
     unrolled,
 )
-from solver.schedule.clocks import ClockStep, Messages, Moment, computed, exchanged, follow
-from solver.schedule.exchange import Mask
 from solver.schedule.price import Price, PricedStep
+from solver.schedule.regions import Lengths, lengths, same, volume
+from solver.schedule.schedule import ComputeStep, PlacedPart
 from solver.schedule.timing import Machine
 
-Pieced = Sequence[Mapping[str, MapBox]]  # boxes of values, piece by piece
+_OF_WEIGHTS = (CHANNEL, SUMMED)  # axes along which ranks have some of a convolution's weights
 Ints = NDArray[np.intp]
-Areas = Ints  # of many ranks where their rows begin and end, and their channels, [4, ..., p]
+Lying = Mapping[str, tuple[Region, Mask]]  # boxes of values, [pieces, p, 2], and which of them lie in one run
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class NetSetting:
     """A convolutional network and a cluster: all that a cost depends on besides the plan."""
 
     net: ConvNet
     machine: Machine
     speeds: tuple[NodeSpeeds, ...]
-    tables: dict[int, Floats]  # by node, as they are asked for
 
     @property
     def devices(self) -> int:
@@ -71,38 +76,123 @@ class NetSetting:
 
     def table(self, number: int) -> Floats:
         """Return the seconds of a node on every device for every number of its rows, [p, H + 1]."""
-        if number not in self.tables:
-            node = self.net.nodes[number]
-            alike = {id(speeds): speeds for speeds in self.speeds}
-            tables = {key: speeds.table(self.net, node) for key, speeds in alike.items()}
-            self.tables[number] = np.stack([tables[id(speeds)] for speeds in self.speeds])
-        return self.tables[number]
+        seconds, starts = self._tables
+        return seconds[:, starts[number] : starts[number + 1]]
+
+    @cached_property
+    def _tables(self) -> tuple[Floats, Ints]:
+        """The tables of all nodes side by side, [p, ...], and where each begins."""
+        net, alike = self.net, {id(speeds): speeds for speeds in self.speeds}
+        every = []
+        for node, part in zip(net.nodes, parts_of(net).values(), strict=True):
+            facts = part.kind.curve, kind_of(net, node), flop(net, node), part.axes[IMAGE_ROW]
+            tables = {key: speeds.table(*facts) for key, speeds in alike.items()}
+            every.append(np.stack([tables[id(speeds)] for speeds in self.speeds]))
+        empty = np.zeros((self.devices, 0))
+        return np.concatenate([empty, *every], 1), np.cumsum([0, *(table.shape[1] for table in every)])
+
+    def rows_s(self, numbers: Ints, devices: Ints, rows: Lengths) -> Floats:
+        """Return the seconds of so many rows of some nodes on these devices, [nodes, ..., devices]."""
+        seconds, starts = self._tables
+        return np.asarray(seconds[devices, starts[numbers][:, None, None] + rows])
 
     def whole_s(self, nodes: Span) -> Floats:
         """Return what every device takes for a run of nodes alone, [p]."""
         return sum((self.table(number)[:, -1] for number in range(nodes.start, nodes.stop)), np.zeros(self.devices))
 
-    def node_s(self, number: int, device: int, reach: Reach, part: MapBox | None) -> float:
-        """Return the seconds of a box of a node's output; of a summand, over a part of its input."""
-        net, node = self.net, self.net.nodes[number]
-        every, made = net.extent(node.output), reach.made
-        narrow = made.channels.size * made.columns.size / (every.channels.size * every.columns.size)
-        if part is not None:
-            narrow *= flop(net, node, made, part) / flop(net, node, made)
-        return float(self.table(number)[device, made.rows.size]) * narrow
+    def part_s(self, placed: PlacedPart, region: Region, devices: Ints) -> Floats:
+        """Return the seconds of regions of a part on these devices, [..., devices]; of summands by what they add up."""
+        made, number = placed.part.made(region), np.array([self.net.made_by[placed.part.writes.name]])
+        (seconds,) = self.rows_s(number, devices, lengths(made[IMAGE_ROW])[None])
+        return np.asarray(seconds * part_of(placed, made, (CHANNEL, IMAGE_COLUMN)))
+
+
+def part_of(placed: PlacedPart, made: Region, axes: Sequence[str] = MAP) -> Floats:
+    """Return which part of all of a part regions are, [...], along these axes and along what they add up."""
+    every, found = placed.part.axes, np.ones(1)
+    for axis in (*axes, SUMMED) if placed.axis == SUMMED else axes:
+        found = found * lengths(made[axis])
+        found /= every[axis]
+    return found
 
 
 def net_setting(net: ConvNet, cluster: Cluster) -> NetSetting:
     """Prepare to price plans of a network on a cluster."""
-    return NetSetting(net, Machine.of(cluster), tuple(device.node_speeds for device in cluster.devices), {})
+    return NetSetting(net, Machine.of(cluster), tuple(device.node_speeds for device in cluster.devices))
+
+
+def computed_parts(compute: ComputeStep | TileShares) -> list[tuple[PlacedPart, Region]]:
+    """Return what is computed, and not just passed on, with the region of each."""
+    return [own for own in compute.walked[0] if own[0].part.role != CARRIED]
+
+
+def of_devices(shares: SegmentShares) -> Iterator[tuple[PlacedPart, Region, Ints]]:
+    """Yield what is computed of a segment: of pieces on all devices, of tiles on those whose they are."""
+    everyone = np.arange(shares.devices)
+    yield from ((placed, region, everyone) for placed, region in computed_parts(shares.compute))
+    if shares.tiles is not None:
+        owners = np.array(shares.tiles.owners, np.intp)
+        yield from ((placed, region, owners) for placed, region in computed_parts(shares.tiles))
+
+
+def pieces_flop(net: ConvNet, compute: ComputeStep | TileShares) -> Floats:
+    """Return the floating-point operations of pieces, [pieces, p]."""
+    found: Floats = np.zeros((1, 1))
+    for placed, region in computed_parts(compute):
+        node = net.nodes[net.made_by[placed.part.writes.name]]
+        found = found + flop(net, node) * part_of(placed, placed.part.made(region))
+    return found
 
 
 def compute_s(s: NetSetting, shares: SegmentShares) -> Floats:
     """Return what every device computes of a segment, [p] seconds, without copies of what is not where it needs it."""
-    return np.array([sum(_made_s(s, rank, piece, shares) for piece in own) for rank, own in enumerate(shares.pieces)])
+    seconds = _made_s(s, shares.compute).sum(0)
+    if shares.tiles is not None:
+        np.add.at(seconds, list(shares.tiles.owners), _tiles_s(s, shares.tiles))
+    return np.asarray(seconds)
 
 
-def pieces_s(s: NetSetting, shares: SegmentShares, lying: Sequence[Pieced]) -> Floats:
+@lru_cache(maxsize=1 << 8)
+def _made_s(s: NetSetting, compute: ComputeStep) -> Floats:
+    return made_s(s, compute, np.arange(s.devices))
+
+
+@lru_cache(maxsize=64)
+def _tiles_s(s: NetSetting, tiles: TileShares) -> Floats:
+    return np.asarray(made_s(s, tiles, np.array(tiles.owners, np.intp))[0])
+
+
+def made_s(s: NetSetting, compute: ComputeStep | TileShares, devices: Ints) -> Floats:
+    """Return what pieces take, or plans, [..., devices]: nodes, the call, and what enters and gets another layout."""
+    parts = computed_parts(compute)
+    if not parts:
+        return np.zeros((1, len(devices)))
+    made = [placed.part.made(region) for placed, region in parts]
+    size = lengths(np.array([[own[axis] for axis in MAP] for own in made]))  # [nodes, axes, ..., devices]
+    whole = np.array([placed.part.writes.shape for placed, _ in parts])
+    numbers = np.array([s.net.made_by[placed.part.writes.name] for placed, _ in parts])
+    share = size[:, 0] * size[:, 2] / (whole[:, 0] * whole[:, 2])[:, None, None]
+    seconds = s.rows_s(numbers, devices, size[:, 1]) * share
+    for number, (placed, region) in enumerate(parts):
+        if placed.axis == SUMMED:
+            seconds[number] *= part_of(placed, region, ())
+    busy = size.all(1).any(0)
+    calls, enter = ([getattr(s.speeds[rank], name) for rank in devices] for name in ("session_s", "entering_s"))
+    entering = sum(entering_numbers(compute).values(), np.zeros(1))
+    return np.asarray(seconds.sum(0) + busy * (np.array(calls) + np.array(enter) * entering))
+
+
+@lru_cache(maxsize=1 << 8)
+def entering_numbers(compute: ComputeStep | TileShares) -> dict[str, Lengths]:
+    """Return how many numbers of each come into graphs, [..., p]: of values from before, and strips."""
+    found: dict[str, Lengths] = {name: volume(region) for name, region in compute.walked[1].items()}
+    if isinstance(compute, TileShares):
+        for (value, side), strip in compute.taken.items():
+            found[f"{value}:{side}"] = volume(strip)
+    return found
+
+
+def pieces_s(s: NetSetting, shares: SegmentShares, lying: Lying) -> Floats:
     """Return what every device takes for a segment, piece by piece, copies included: [pieces, p] seconds.
 
     Parameters
@@ -110,83 +200,84 @@ def pieces_s(s: NetSetting, shares: SegmentShares, lying: Sequence[Pieced]) -> F
     lying
         Of every device, which boxes lie there as a piece of the segment can take them.
     """
-    numbers = np.zeros((max(1, *map(len, shares.pieces)), s.devices))
-    made_s = np.zeros_like(numbers)
-    for rank, own in enumerate(shares.pieces):
-        for number, piece in enumerate(own):
-            made_s[number, rank] = _made_s(s, rank, piece, shares)
-            coming = _coming(s.net, piece)
-            numbers[number, rank] = sum(
-                box.size for value, box in coming if all(there.get(value) != box for there in lying[rank])
-            )
-            numbers[number, rank] += sum(joined(piece.walk).values()) + sum(strip.box.size for strip in piece.given)
-    seconds = made_s + s.machine.bank.seconds(Kernel.ADD, numbers)
-    return _waiting(shares, seconds) if shares.segment.reuse else seconds
+    numbers, sizes = np.zeros((1, s.devices)), entering_numbers(shares.compute)
+    for name, need in shares.compute.walked[1].items():
+        numbers = numbers + sizes[name] * (~_lies_so(need, *lying[name]) if name in lying else 1)
+    seconds = np.asarray(_made_s(s, shares.compute) + s.machine.bank.seconds(Kernel.ADD, numbers))
+    return seconds if shares.tiles is None else _with_tiles_s(s, shares, shares.tiles, seconds)
 
 
-def _waiting(shares: SegmentShares, seconds: Floats) -> Floats:
-    """Add to the first tile that takes strips, on every rank, the wait until the last that gives any is computed."""
-    takes = np.zeros(seconds.shape, bool)
-    for rank, own in enumerate(shares.pieces):
-        takes[: len(own), rank] = [bool(piece.walk.taken) for piece in own]
+def _with_tiles_s(s: NetSetting, shares: SegmentShares, tiles: TileShares, passing: Floats) -> Floats:
+    """Return the seconds of tiles, with the copies of all that they need, and put together of strips, and give."""
+    copied = sum(entering_numbers(tiles).values(), np.zeros((1, len(tiles.owners))))[0]
+    for value, joined in tiles.joined.items():
+        copied = copied + volume(tiles.needs[value])[0] * joined
+    for value, side, taker, giver in tiles.given:
+        copied[giver] += volume(tiles.taken[value, side])[0, taker]
+    owners = list(tiles.owners)
+    costs = s.machine.bank.seconds(Kernel.ADD, np.tile(copied[:, None], s.devices))
+    seconds = _placed(shares, passing, _tiles_s(s, tiles) + costs[np.arange(len(owners)), owners])
+    if not shares.segment.reuse:
+        return seconds
+    # The first tile that takes strips, on every rank, waits until the last that gives any is computed.
+    takes = _placed(shares, 0 * passing, np.array([len(own) > 0 for own in tiles.beside], float)) > 0
     giving_s = np.where(takes, 0.0, seconds).sum(0)
     first = takes & (takes.cumsum(0) == 1)
     return np.asarray(seconds + first * (giving_s.max() - giving_s))
 
 
-def _made_s(s: NetSetting, rank: int, piece: Piece, shares: SegmentShares) -> float:
-    return _piece_s(s, rank, piece, tuple(shares.parts[rank].items()))
+def _placed(shares: SegmentShares, passing: NDArray[Any], of_tiles: NDArray[Any]) -> NDArray[Any]:
+    """Return what is said of every rank's tiles, one after the other, behind what passes them, [pieces, p, ...]."""
+    assert shares.tiles is not None
+    places, passes = _places(shares)
+    found = np.zeros((max([1, *(place + 1 for place, _ in places)]), *passing.shape[1:]), of_tiles.dtype)
+    found[:passes] = passing[:passes]
+    for own, place in zip(of_tiles, places, strict=True):
+        found[place] = own
+    return found
 
 
-@lru_cache(maxsize=1 << 12)
-def _piece_s(s: NetSetting, rank: int, piece: Piece, parts: tuple[tuple[str, MapBox], ...]) -> float:
-    """Return what a piece takes: nodes, the call, and what enters its graph and gets another layout there."""
-    if not piece.walk.made:
-        return 0.0
-    entering_s = s.speeds[rank].entering_s * sum(box.size for _, box in _coming(s.net, piece))
-    part_of = dict(parts)
-    nodes = (
-        s.node_s(number, rank, reach, part_of.get(s.net.nodes[number].output))
-        for number, reach in piece.walk.made.items()
-    )
-    return sum(nodes) + s.speeds[rank].session_s + entering_s
+def _places(shares: SegmentShares) -> tuple[list[tuple[int, int]], int]:
+    """Return of every tile which of its owner's pieces it is, and the owner; and how many pieces pass on rank 0."""
+    assert shares.tiles is not None
+    passes = int(any(there(region).any() for region in shares.compute.made.values()))
+    before, places = [passes, *[0] * (shares.devices - 1)], []
+    for owner in shares.tiles.owners:
+        places.append((before[owner], owner))
+        before[owner] += 1
+    return places, passes
 
 
-def _coming(net: ConvNet, piece: Piece) -> Iterator[tuple[str, MapBox]]:
-    """Yield what a piece needs from before its segment, and strips."""
-    made, made_by, taken = piece.walk.made, net.made_by, piece.walk.taken
-    within = {strip.value for strip in taken}
-    yield from ((v, box) for v, box in piece.walk.needs.items() if made_by[v] not in made and v not in within)
-    yield from ((strip.value, strip.box) for strip in taken)
+def _lies_so(need: Region, box: Region, in_one_run: Mask) -> Mask:
+    """Return whether what pieces need is just one of the boxes that lie there in one run, [pieces, p]."""
+    of_each = {axis: need[axis][:, None] for axis in MAP}
+    return np.asarray((same(of_each, box, MAP) & in_one_run).any(1))
 
 
-def joined(walk: Walk) -> dict[str, int]:
-    """Return the numbers of every value that is put together of strips and what is made."""
-    return {strip.value: walk.needs[strip.value].size for strip in walk.taken}
-
-
-def _lying(before: SegmentShares | None, shares: SegmentShares) -> Sequence[Pieced]:
+def _lying(before: SegmentShares | None, shares: SegmentShares) -> Lying:
     """Return of every rank which boxes a piece of a segment can take where they lie, piece by piece.
 
     Not where they are added up, nor where rank 0 hands them out as tiles; and they lie in one run. What only passes a
     segment lies in what that needed of it.
     """
-    if shares.tiles or any(held.summands for held in shares.before.values()):
-        return [[] for _ in shares.pieces]
+    if shares.tiles or any(held.partial for held in shares.before.values()):
+        return {}
     if before is None or before.tiles:
-        return [
-            [{value: held.boxes[rank] for value, held in shares.before.items()}] for rank in range(len(shares.pieces))
-        ]
+        return {name: (held.box, np.ones(1, bool)) for name, held in shares.before.items()}
+    return _left_lying(before.compute)
 
-    def in_one_run(piece: Piece) -> dict[str, MapBox]:
-        around = piece.walk.needs
-        return {
-            value: box
-            for value, box in piece.boxes.items()
-            if value not in around or (around[value].rows, around[value].columns) == (box.rows, box.columns)
-        }
 
-    return [[in_one_run(piece) for piece in own] for own in before.pieces]
+@lru_cache(maxsize=1 << 8)
+def _left_lying(compute: ComputeStep) -> Lying:
+    return {name: (box, in_one_run(compute, name)) for name, box in compute.made.items()}
+
+
+def in_one_run(compute: ComputeStep, name: str) -> Mask:
+    """Return whether what ranks leave of a value lies in one run, and not within what they need of it, [pieces, p]."""
+    runs, needs = compute.walked
+    around = needs.get(name) or next(region for own, region in runs if own.part.writes.name == name)
+    box = compute.made[name]
+    return same(around, box, (IMAGE_ROW, IMAGE_COLUMN))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,25 +296,49 @@ def network_steps(s: NetSetting, plan: SegmentPlan) -> list[SegmentStep]:
 
 def step_at(s: NetSetting, every: Sequence[SegmentShares], number: int, wire: Wire) -> SegmentStep:
     """Return a step of an image, of what follows from every segment; the last brings the outputs to rank 0."""
-    ranks = range(s.devices)
-    image = {s.net.input: s.net.extent(s.net.input)}
-    pieces: list[list[Mapping[str, MapBox]]] = [[image] if rank == 0 else [] for rank in ranks]
-    if number:
-        pieces = [[piece.boxes for piece in own] for own in every[number - 1].pieces]
+    before = every[number - 1] if number else None
+    made = _made_by(before) if before else {name: own.box for name, own in image_on_root(s.net, s.devices).items()}
+    nothing = np.zeros((1, s.devices, s.devices))
     if number == len(every):
-        held = every[-1].after if every else image_on_root(s.net, s.devices)
-        moved = _moved(s.net, pieces, handed_in(s.net, held), wire)
-        return SegmentStep(_messages(s.machine, moved), np.zeros((1, s.devices)), "hand in", ())
+        moved = nothing + moved_bytes(s.net, made, handed_in(s.net, s.devices), wire)
+        return SegmentStep(_messages(s.machine, moved), nothing[0, :1], "hand in", ())
     own = every[number]
-    moved = _moved(s.net, pieces, own.needs, wire)
-    for rank, tiles in enumerate(own.pieces if own.tiles else ()):
-        for tile in tiles:
-            moved[0] += _from_root(s.net, tile, rank, own, wire)
-            if rank:
-                moved[0, 0, rank] += _strips_bytes(tile.walk.taken, wire)
-                moved[0, rank, 0] += _strips_bytes(tile.given, wire)
-    lying = _lying(every[number - 1] if number else None, own)
-    return SegmentStep(_messages(s.machine, moved), pieces_s(s, own, lying), f"segment {number}", _names(s.net, own))
+    moved = nothing + moved_bytes(s.net, made, own.needs, wire)
+    if own.tiles is not None:
+        moved[0] += _of_tiles(s.net, own.tiles, wire, s.devices)
+    return SegmentStep(
+        _messages(s.machine, moved), pieces_s(s, own, _lying(before, own)), f"segment {number}", _names(s.net, own)
+    )
+
+
+def _made_by(shares: SegmentShares) -> Regions:
+    """Return what every rank leaves of a segment, piece by piece; of tiles, whoever computes them first."""
+    tiles = shares.tiles
+    if tiles is None:
+        return shares.compute.made
+    empty = np.zeros((1, shares.devices, 2), np.int64)
+    passing, found = shares.compute.made, {}
+    for name in shares.after:
+        of_tiles = tiles.boxes.get(name, dict.fromkeys(MAP, np.zeros((1, len(tiles.owners), 2), np.int64)))
+        own = passing.get(name, dict.fromkeys(MAP, empty))
+        found[name] = {axis: _placed(shares, own[axis], of_tiles[axis][0]) for axis in MAP}
+    return found
+
+
+def _of_tiles(net: ConvNet, tiles: TileShares, wire: Wire, devices: int) -> Floats:
+    """Return the bytes between rank 0 and those who have tiles, [p, p]: all that tiles need, overlaps included."""
+    moved = np.zeros((devices, devices))
+    root = 0
+    for name, need in tiles.walked[1].items():
+        (sizes,) = volume(need)
+        for owner, size in zip(tiles.owners, sizes.tolist(), strict=True):
+            moved[root, owner] += size * bytes_across(net, name, MAP, wire)
+    for value, side, taker, giver in tiles.given:
+        size = int(volume(tiles.taken[value, side])[0, taker]) * wire.bits / 8
+        moved[root, tiles.owners[taker]] += size
+        moved[tiles.owners[giver], root] += size
+    moved[root, root] = 0
+    return moved
 
 
 def _messages(machine: Machine, moved: Floats) -> Messages:
@@ -235,59 +350,16 @@ def _messages(machine: Machine, moved: Floats) -> Messages:
     return Messages(moved, (seconds[..., :-1, :] * sent).sum(-2), seconds[..., -1, :] * received)
 
 
-def _from_root(net: ConvNet, tile: Piece, rank: int, shares: SegmentShares, wire: Wire) -> Floats:
-    """Return what rank 0 sends of what a rank's tile needs: all of it, overlaps included; [p, p]."""
-    ranks = len(shares.pieces)
-    held = all_on_root(net, shares.before, ranks)
-    needs = {value: only_on(rank, tile.walk.needs.get(value, NOTHING), ranks) for value in shares.before}
-    return np.array(moved_bytes(net, held, needs, wire), float)
+def copied(net: ConvNet, have: Regions, needs: Regions, lies: Mapping[str, Mask | bool]) -> Floats:
+    """Return the numbers that ranks copy, [..., p]: of what they need and have not just so, or not as it must lie.
 
-
-def _strips_bytes(strips: Iterable[Strip], wire: Wire) -> int:
-    return sum(strip.box.size * wire.bits // 8 for strip in strips)
-
-
-def _moved(
-    net: ConvNet, pieces: Sequence[Sequence[Mapping[str, MapBox]]], needs: Mapping[str, MapBoxes], wire: Wire
-) -> Floats:
-    most = max(map(len, pieces))
-    moved = np.zeros((most, len(pieces), len(pieces)))
-    for number in range(most):
-        own = [pieces[rank][number] if number < len(pieces[rank]) else {} for rank in range(len(pieces))]
-        held = {value: Held(tuple(boxes.get(value, NOTHING) for boxes in own)) for value in needs}
-        if held:
-            moved[number] = moved_bytes(net, held, needs, wire)
-    return moved
-
-
-def areas_of(several: Sequence[MapBoxes]) -> Areas:
-    """Return the rows and channels of boxes of all ranks, each of several ways."""
-    ends = [
-        [(box.rows.start, box.rows.stop, box.channels.start, box.channels.stop) for box in boxes] for boxes in several
-    ]
-    return np.moveaxis(np.array(ends, np.intp), -1, 0)
-
-
-def brought(net: ConvNet, have: Mapping[str, Areas], needs: Mapping[str, Areas], wire: Wire) -> Floats:
-    """Return the bytes that ranks send each other, [..., sender, receiver], of what some have and others need."""
-    moved: Floats = np.zeros(1)
-    for value, wanted in needs.items():
-        number_bytes = 1 if value == net.input else FLOAT_BYTES * wire.bits / 32
-        own, other = have[value][..., :, None], wanted[..., None, :]
-        rows, channels = np.maximum(np.minimum(own[1::2], other[1::2]) - np.maximum(own[::2], other[::2]), 0)
-        moved = moved + net.extent(value).columns.stop * number_bytes * rows * channels
-    return moved * ~np.eye(moved.shape[-1], dtype=bool)
-
-
-def copied(
-    net: ConvNet, have: Mapping[str, Areas], needs: Mapping[str, Areas], lies: Mapping[str, Mask | bool]
-) -> Floats:
-    """Return the numbers that ranks copy, [..., p]: of what they need and have not just so, or not as it must lie."""
+    Axes of which is not said what they have are whole.
+    """
     numbers: Floats = np.zeros(1)
-    for value, wanted in needs.items():
-        same = (have[value] == wanted).all(0) & lies[value]
-        rows, channels = wanted[1::2] - wanted[::2]
-        numbers = numbers + net.extent(value).columns.stop * rows * channels * ~same
+    for name, need in needs.items():
+        axes = have[name].keys()
+        own = volume({axis: need[axis] for axis in axes}) * numbers_across(net, name, tuple(axes))
+        numbers = numbers + own * ~(same(have[name], need, axes) & lies[name])
     return numbers
 
 
@@ -337,30 +409,57 @@ def weights_of(net: ConvNet, plan: SegmentPlan) -> list[int]:
 
     Every piece of a segment has its own graph, with its own weights; all tiles have the same.
     """
-    needed = [0] * len(plan.devices)
+    needed = np.zeros(len(plan.devices), np.int64)
     for shares in unrolled(net, plan):
-        for rank in range(len(plan.devices)):
-            pieces = computed_by(shares, rank)
-            if shares.tiles and pieces:
-                pieces = [max(pieces, key=lambda tile: len(tile.walk.made))]
-            parts = tuple(shares.parts[rank].items())
-            needed[rank] += sum(_piece_bytes(net, piece, parts) for piece in pieces)
-    return needed
+        needed += _weights(net, shares.compute).sum(0)
+        if shares.tiles is not None and shares.tiles.owners:
+            sizes = np.broadcast_to(_weights(net, shares.tiles), (1, len(shares.tiles.owners)))[0]
+            nodes = np.sum([there(region)[0] for _, region in computed_parts(shares.tiles)], 0)
+            for rank in range(len(plan.devices)):
+                if able := shares.able(rank):
+                    needed[rank] += sizes[max(able, key=lambda tile: nodes[tile])]
+    return [int(own) for own in needed]
 
 
-def computed_by(shares: SegmentShares, rank: int) -> Sequence[Piece]:
-    """Return what a rank may have to compute of a segment."""
-    return [shares.tiles[number] for number in shares.able(rank)] if shares.tiles else shares.pieces[rank]
+@lru_cache(maxsize=1 << 8)
+def _weights(net: ConvNet, compute: ComputeStep | TileShares) -> Lengths:
+    """Return the bytes of weights of pieces' graphs, [pieces, p]: what several nodes have in common is there once.
+
+    Of convolutions and products these are some output or input channels; a large product has graphs of its own.
+    """
+    found: Lengths = np.zeros((1, 1), np.int64)
+    parts = [
+        (net.nodes[net.made_by[own.part.writes.name]], own.part.made(region)) for own, region in computed_parts(compute)
+    ]
+    uses = Counter(name for node, _ in parts for name in tensors_of(net, node))
+    known: dict[tuple[str, bool], list[tuple[Mask, Region]]] = {}
+    for node, made in parts:
+        here, channels = there(made), lengths(made[CHANNEL])
+        summed = lengths(made[SUMMED]) if SUMMED in made else None
+        for name in tensors_of(net, node):
+            shape, new = net.tensors[name], here
+            numbers: Lengths = np.full(1, math.prod(shape))
+            by_channels = node.op in ("Conv", "Gemm") and len(shape) > 0
+            if by_channels:
+                numbers = numbers // shape[0] * channels
+                if summed is not None and len(shape) > 1:
+                    numbers = numbers // shape[1] * summed
+            if uses[name] > 1:
+                others = known.setdefault((name, by_channels), [])
+                own_graph = (numbers > LARGE_PRODUCT) & (node.op == "Gemm")
+                new = here & (own_graph | ~_among(made, others, by_channels))
+                others.append((here, made))
+            found = found + FLOAT_BYTES * numbers * new
+    return found
 
 
-@lru_cache(maxsize=1 << 12)
-def _piece_bytes(net: ConvNet, piece: Piece, parts: tuple[tuple[str, MapBox], ...]) -> int:
-    """Return the bytes of weights of a piece's graph: what several nodes have in common is there once."""
-    part_of, made = dict(parts), piece.walk.made
-    held: dict[tuple[object, ...], int] = {}
-    for number, reach in made.items():
-        held |= _held(net, number, reach, part_of.get(net.nodes[number].output))
-    return sum(held.values())
+def _among(made: Region, others: Sequence[tuple[Mask, Region]], by_channels: bool) -> Mask:
+    """Return whether others need the same of a tensor, [...]: all, or the same output and input channels."""
+    found: Mask = np.zeros(1, bool)
+    axes = [axis for axis in _OF_WEIGHTS if axis in made] if by_channels else []
+    for here, other in others:
+        found = found | (here & same(made, other, axes) if axes else here)
+    return found
 
 
 def weights_bytes(net: ConvNet, node: Node) -> int:
@@ -378,26 +477,6 @@ def _bytes_of(net: ConvNet, tensors: Iterable[str]) -> int:
     return FLOAT_BYTES * sum(math.prod(net.tensors[name]) for name in tensors)
 
 
-def _held(net: ConvNet, number: int, reach: Reach, part: MapBox | None) -> dict[tuple[object, ...], int]:
-    """Return the bytes of a node's tensors that a rank holds for a box of its output, by what they are.
-
-    Of convolutions and products these are some output or input channels; a large product has graphs of its own.
-    """
-    node, found = net.nodes[number], dict[tuple[object, ...], int]()
-    for name in tensors_of(net, node):
-        shape = net.tensors[name]
-        numbers = int(np.prod(shape))
-        key: tuple[object, ...] = (name,)
-        if node.op in ("Conv", "Gemm") and shape:
-            numbers = numbers // shape[0] * reach.made.channels.size
-            if part is not None and len(shape) > 1:
-                numbers = numbers // shape[1] * part.channels.size
-            key = (name, reach.made.channels, part)
-        own_graph = node.op == "Gemm" and numbers > LARGE_PRODUCT
-        found[(*key, number) if own_graph else key] = FLOAT_BYTES * numbers
-    return found
-
-
 def memory_of(net: ConvNet, plan: SegmentPlan) -> list[int]:
     """Return the bytes that every rank needs beside the program: weights, and what it needs and leaves of segments.
 
@@ -406,46 +485,64 @@ def memory_of(net: ConvNet, plan: SegmentPlan) -> list[int]:
     """
     needed = weights_of(net, plan)
     for shares in unrolled(net, plan):
+        lie = sum(volume(held.box).sum(0) for held in shares.after.values())
+        lie = lie + sum(volume(region)[0] for region in shares.needs.values())
+        within, tiles = np.zeros(1) + numbers_within(net, shares.compute).max(0), shares.tiles
         for rank in range(len(plan.devices)):
-            boxes = [held.boxes[rank] for held in shares.after.values()]
-            boxes += [own[rank] for own in shares.needs.values()]
-            pieces = computed_by(shares, rank)
-            numbers = sum(box.size for box in boxes)
-            numbers += sum(room_of(shares, pieces).values()) if shares.tiles else 0
-            numbers += max((numbers_within(net, piece) for piece in pieces), default=0)
-            numbers += 0 if rank else sum(strip.box.size for tile in shares.tiles for strip in tile.given)
-            needed[rank] += FLOAT_BYTES * numbers
+            numbers = int(np.broadcast_to(lie, shares.devices)[rank])
+            most = int(np.broadcast_to(within, shares.devices)[rank])
+            if tiles is not None:
+                able = shares.able(rank)
+                inner = np.broadcast_to(numbers_within(net, tiles), (1, len(tiles.owners)))[0]
+                most = max([most, *inner[able].tolist()])
+                numbers += sum(int(sizes[able].max(initial=0)) for sizes in _rooms(tiles).values())
+                numbers += 0 if rank else sum(int(volume(strip).sum()) for strip in tiles.taken.values())
+            needed[rank] += FLOAT_BYTES * (numbers + most)
     return needed
 
 
-def room_of(shares: SegmentShares, tiles: Sequence[Piece]) -> dict[str, int]:
-    """Return the numbers of the largest box of every value, or strip, that one of these tiles needs or leaves."""
-    most: dict[str, int] = {}
-    for tile in tiles:
-        for name, (_, box) in (shares.coming(tile) | tile.going).items():
-            most[name] = max(most.get(name, 0), box.size)
-    return most
+def _rooms(tiles: TileShares) -> dict[str, Lengths]:
+    """Return the numbers of every value, or strip, that tiles need or leave, [tiles]."""
+    found = {name: sizes[0].copy() for name, sizes in entering_numbers(tiles).items()}
+    for name, box in tiles.boxes.items():
+        found[name] = np.maximum(found.get(name, 0), volume(box)[0])
+    for value, side, taker, giver in tiles.given:
+        own = found[f"{value}:{side}"]
+        own[giver] = max(own[giver], volume(tiles.taken[value, side])[0, taker])
+    return found
 
 
-@lru_cache(maxsize=1 << 12)
-def numbers_within(net: ConvNet, piece: Piece) -> int:
-    """Return how many numbers that its nodes make a graph has at a time, at most.
+@lru_cache(maxsize=1 << 8)
+def numbers_within(net: ConvNet, compute: ComputeStep | TileShares) -> Lengths:
+    """Return how many numbers that its nodes make a graph has at a time, at most, [pieces, p].
 
     A node's output is there until the last node that needs it; what is computed number by number takes its place. What
     is put together of strips is there twice.
     """
-    made, whole = piece.walk.made, joined(piece.walk)
-    last = {value: number for number in sorted(made) for value in net.values_of(net.nodes[number])}
-    lies = {value: size for value, size in whole.items() if net.made_by[value] not in made}
-    most = 0
-    for number in sorted(made):
+    computed_here = [
+        (net.made_by[placed.part.writes.name], volume(placed.part.result(placed.part.made(region))), there(region))
+        for placed, region in computed_parts(compute)
+    ]
+    last: dict[str, Lengths] = {}
+    for number, _, here in computed_here:
+        for value in net.values_of(net.nodes[number]):
+            last[value] = np.where(here, number, last.get(value, -1))
+    whole: dict[str, Lengths] = {}
+    if isinstance(compute, TileShares):
+        whole = {value: volume(compute.needs[value]) * joined for value, joined in compute.joined.items()}
+    made_here = {net.nodes[number].output: here for number, _, here in computed_here}
+    lies = {value: size * ~made_here[value] for value, size in whole.items()}
+    most: Lengths = np.zeros((1, 1), np.int64)
+    total = sum(lies.values(), most)
+    for number, made, here in computed_here:
         node = net.nodes[number]
-        ended = [value for value in net.values_of(node) if last[value] == number]
-        if node.op in ELEMENTWISE:
-            lies = {value: size for value, size in lies.items() if value not in ended}
-        lies[node.output] = made[number].made.size + whole.get(node.output, 0)
-        most = max(most, sum(lies.values()))
-        lies = {value: size for value, size in lies.items() if value not in ended}
+        ended = {value: lies[value] * (last[value] == number) for value in {*net.values_of(node)} & lies.keys()}
+        before = lies.get(node.output, 0)
+        lies[node.output] = np.where(here, made + whole.get(node.output, 0), before)
+        with_all = total - before + lies[node.output]
+        total = with_all - sum(ended.values())
+        most = np.maximum(most, np.where(here, total if node.op in ELEMENTWISE else with_all, 0))
+        lies |= {value: lies[value] - size for value, size in ended.items()}
     return most
 
 

@@ -21,8 +21,9 @@ from solver.base.spans import Span
 from solver.cluster.cluster import Cluster
 from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
-from solver.plan.segments import SegmentPlan, alone_on, moved_bytes
+from solver.plan.segments import SegmentPlan, alone_on
 from solver.schedule.networks.segment_steps import NetSetting, compute_s, net_setting
+from solver.schedule.networks.steps import moved_between
 from solver.systems.convnets.common import (
     chain_points,
     exchange_s,
@@ -84,15 +85,15 @@ def block_s(s: NetSetting, wire: Wire, nodes: Span, shares: tuple[float, ...]) -
     """Return t_f of a block with these shares."""
     block = star_block(s.net, nodes, shares)
     handed_out_s = exchange_s(s, wire, block.before, block.needs)
-    taken_back_s = exchange_s(s, wire, block.after, on_root(s.net, block.after))
+    taken_back_s = exchange_s(s, wire, block.after, on_root(s.net, block.after, s.devices))
     return handed_out_s + float(compute_s(s, block).max()) + taken_back_s
 
 
-def _moved_bytes(s: NetSetting, wire: Wire, nodes: Span) -> int:
+def _moved_bytes(s: NetSetting, wire: Wire, nodes: Span) -> float:
     """Return the bytes of all that goes out and comes back where another device computes the whole block."""
     if s.devices == 1:
-        return 0
+        return 0.0
     block = star_block(s.net, nodes, alone_on(1, s.devices))
-    out = moved_bytes(s.net, block.before, block.needs, wire)
-    back = moved_bytes(s.net, block.after, on_root(s.net, block.after), wire)
-    return out[0][1] + back[1][0]
+    out = moved_between(s.net, block.before, block.needs, wire)
+    back = moved_between(s.net, block.after, on_root(s.net, block.after, s.devices), wire)
+    return float(out[0, 1] + back[1, 0])

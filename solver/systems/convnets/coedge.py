@@ -35,8 +35,9 @@ from solver.cluster.cluster import PROGRAM_BYTES, Cluster
 from solver.cluster.curves import Floats
 from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
-from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on, equal_shares, moved_bytes, unrolled
+from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on, equal_shares
 from solver.schedule.networks.segment_steps import NetSetting, memory_of, net_setting, weights_of
+from solver.schedule.networks.steps import moved_between, unrolled
 from solver.systems.convnets.common import (
     cut_points,
     exchange_s,
@@ -223,7 +224,7 @@ def halos(s: NetSetting, wire: Wire, devices: Sequence[int]) -> tuple[float, Flo
     for number, segment in enumerate(unrolled(s.net, plan)):
         if 0 < number < len(cut_points(s.net)) - 1:
             seconds += exchange_s(s, wire, segment.before, segment.needs)
-            sent += np.array(moved_bytes(s.net, segment.before, segment.needs, wire)).sum(1)
+            sent += moved_between(s.net, segment.before, segment.needs, wire).sum(1)
     return seconds, sent / s.machine.network.bandwidth
 
 

@@ -15,22 +15,13 @@ from solver.base.spans import Span
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.convnet import ConvNet
-from solver.model.operators import GLOBAL_POOLS, is_by_rows, row_part, windows
+from solver.model.kinds.operator import windows
+from solver.model.operators import GLOBAL_POOLS, is_by_rows, row_part
 from solver.plan.plan import Wire
-from solver.plan.segments import (
-    Held,
-    MapBoxes,
-    Segment,
-    SegmentCut,
-    SegmentPlan,
-    SegmentShares,
-    alone_on,
-    moved_bytes,
-    only_on,
-    segment_shares,
-)
+from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on
 from solver.schedule.exchange import of_matrix
 from solver.schedule.networks.segment_steps import NetSetting, check_memory, predicted, price_segments
+from solver.schedule.networks.steps import Held, Regions, SegmentShares, all_on, live_on, moved_between, segment_shares
 
 
 def rows_end(net: ConvNet) -> int:
@@ -147,19 +138,18 @@ def rest_on_root(net: ConvNet, ranks: int) -> list[Segment]:
 
 def star_block(net: ConvNet, nodes: Span, shares: Sequence[float]) -> SegmentShares:
     """Return what follows from a block by rows where rank 0 has all before it."""
-    before = {value: Held(only_on(0, net.extent(value), len(shares))) for value in net.live(nodes.start)}
+    before = live_on(net, nodes.start, 0, len(shares))
     return segment_shares(net, Segment(nodes, SegmentCut.ROWS, tuple(shares)), before)
 
 
-def on_root(net: ConvNet, held: Mapping[str, Held]) -> dict[str, MapBoxes]:
+def on_root(net: ConvNet, held: Mapping[str, Held], ranks: int) -> Regions:
     """Return what rank 0 needs to have all that lies anywhere."""
-    return {value: only_on(0, net.extent(value), len(own.boxes)) for value, own in held.items()}
+    return {name: own.box for name, own in all_on([own.value for own in held.values()], 0, ranks).items()}
 
 
-def exchange_s(s: NetSetting, wire: Wire, held: Mapping[str, Held], needs: Mapping[str, MapBoxes]) -> float:
+def exchange_s(s: NetSetting, wire: Wire, held: Mapping[str, Held], needs: Regions) -> float:
     """Return when all have what they need, where all begin at once."""
-    moved = np.array(moved_bytes(s.net, held, needs, wire), float)
-    return float(of_matrix(moved).seconds(s.machine.network).max())
+    return float(of_matrix(moved_between(s.net, held, needs, wire)).seconds(s.machine.network).max())
 
 
 def plan_of(s: NetSetting, cluster: Cluster, system: str, wire: Wire, segments: Iterable[Segment]) -> SegmentPlan:

@@ -29,9 +29,11 @@ from solver.base.spans import Span, largest_remainder
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.convnet import ConvNet
+from solver.model.kinds.operator import IMAGE_ROW
 from solver.plan.plan import Wire
-from solver.plan.segments import Held, Segment, SegmentCut, SegmentPlan, moved_bytes, only_on, segment_shares
+from solver.plan.segments import Segment, SegmentCut, SegmentPlan
 from solver.schedule.networks.segment_steps import NetSetting, compute_s, net_setting
+from solver.schedule.networks.steps import Held, image_on_root, moved_between, segment_shares
 from solver.systems.convnets.common import (
     cut_points,
     finished,
@@ -67,7 +69,7 @@ def plan_edgeflow(net: ConvNet, cluster: Cluster, wire: Wire = Wire.FLOAT32) -> 
     """Share out every layer so that its last device is done as early as can be, those before being fixed."""
     s, p = net_setting(net, cluster), len(cluster.names)
     links = links_of(cluster, wire)
-    flow = UnitFlow({net.input: Held(only_on(0, net.extent(net.input), p))}, np.zeros(p))
+    flow = UnitFlow(image_on_root(net, p), np.zeros(p))
     shares, segments = speed_shares(s, Span(0, rows_end(net))), []
     for nodes in runs_between(cut_points(net)):
         shares, flow = best_unit(s, links if nodes.start else at_once(links), nodes, flow, shares)
@@ -133,7 +135,7 @@ def _moves(s: NetSetting, links: UnitLinks, nodes: Span, flow: UnitFlow, rows: S
 def run_unit(s: NetSetting, links: UnitLinks, nodes: Span, flow: UnitFlow, shares: Sequence[float]) -> UnitFlow:
     """Return the flow behind a layer with these shares."""
     unit = segment_shares(s.net, Segment(nodes, SegmentCut.ROWS, tuple(shares)), flow.held)
-    moved = np.array(moved_bytes(s.net, flow.held, unit.needs, links.wire))
+    moved = moved_between(s.net, flow.held, unit.needs, links.wire)
     arriving = np.where(moved > 0, flow.finish[:, None] + links.latency_s + moved / links.bandwidth, 0.0)
     compute = compute_s(s, unit)
     finish = np.where(compute > 0, np.maximum(flow.finish, arriving.max(0)) + compute, flow.finish)
@@ -156,7 +158,8 @@ def near_shares(
         for e in np.flatnonzero(np.arange(s.devices) != own[d]).tolist():
             line, constant = np.zeros(own.size), 0.0
             for value, (above, below) in _needed(s.net, nodes).items():
-                overlap = _overlap(s.net, value, flow.held[value].boxes[e].rows, (first, stop), near, above, below)
+                rows = Span(*flow.held[value].box[IMAGE_ROW][0, e].tolist())
+                overlap = _overlap(s.net, value, rows, (first, stop), near, above, below)
                 row_bytes = _row_bytes(s.net, value, links.wire)
                 line, constant = line + row_bytes * overlap[0], constant + row_bytes * overlap[1]
             if line.any() or constant:

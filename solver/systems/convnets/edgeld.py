@@ -23,10 +23,11 @@ from solver.base.spans import Span, largest_remainder
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.convnet import ConvNet
-from solver.model.operators import flop, walk
+from solver.model.operators import flop
 from solver.plan.plan import Wire
-from solver.plan.segments import SegmentPlan, SegmentShares, moved_bytes
-from solver.schedule.networks.segment_steps import NetSetting, net_setting
+from solver.plan.segments import SegmentPlan
+from solver.schedule.networks.segment_steps import NetSetting, net_setting, pieces_flop
+from solver.schedule.networks.steps import moved_between
 from solver.systems.convnets.common import (
     chain_points,
     finished,
@@ -81,21 +82,10 @@ def predicted_s(s: NetSetting, wire: Wire, nodes: Span, rows: Sequence[int]) -> 
     """Return T_i of every device for its rows of a block, [p]; nothing where it has none."""
     net, every = s.net, range(rows_end(s.net))
     block = star_block(net, nodes, shares_of(rows))
-    whole_flop = sum(flop(net, net.nodes[number], net.extent(net.nodes[number].output)) for number in every)
+    whole_flop = sum(flop(net, net.nodes[number]) for number in every)
     line = s.whole_s(Span(0, len(every))) / max(whole_flop, 1)
-    handed_out = np.array(moved_bytes(net, block.before, block.needs, wire), float)
-    taken_back = np.array(moved_bytes(net, block.after, on_root(net, block.after), wire), float)
+    handed_out = moved_between(net, block.before, block.needs, wire)
+    taken_back = moved_between(net, block.after, on_root(net, block.after, s.devices), wire)
     calls = np.array([own.session_s for own in s.speeds]) * (np.array(rows) > 0)
     moved = (handed_out[0] + taken_back[:, 0]) / s.machine.network.bandwidth
-    return np.asarray(line * _flop_of(net, block) + calls + moved)
-
-
-def _flop_of(net: ConvNet, block: SegmentShares) -> Floats:
-    """Return the FLOP of every device, halos included, [p]."""
-    total = np.zeros(len(block.parts))
-    for rank, parts in enumerate(block.parts):
-        leaves = {value: held.boxes[rank] for value, held in block.after.items()}
-        for number, reach in walk(net, block.segment.nodes, leaves, parts).made.items():
-            node = net.nodes[number]
-            total[rank] += flop(net, node, reach.made, parts.get(node.output))
-    return total
+    return np.asarray(line * pieces_flop(net, block.compute).sum(0) + calls + moved)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from solver.base.spans import Span
 from solver.cluster.cluster import Cluster
 from solver.model.convnet import ConvNet
-from solver.model.operators import ELEMENTWISE
+from solver.model.kinds.operator import ELEMENTWISE
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on
 from solver.schedule.networks.segment_steps import net_setting

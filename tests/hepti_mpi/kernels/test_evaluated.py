@@ -14,7 +14,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 from hepti_mpi.kernels import evaluated
 from hepti_mpi.kernels.evaluated import AS_THEY_ARE, OURS, check_operators, evaluator
 from solver.base.errors import HeptiError
-from solver.model.operators import REACH
+from solver.model.kinds.operator import REACH
 from tests import sweeps
 from tests.kit import convnet_reference
 from tests.kit.convnets import Builder, emulate, plan_of, random_net, random_plan

@@ -16,7 +16,8 @@ from hepti_mpi.base.memory import freed_at_once
 from hepti_mpi.kernels import slab
 from hepti_mpi.kernels.slab import Shared, Slab
 from solver.model.convnet import ConvNet, Node, Picture
-from solver.plan.segments import unrolled
+from solver.schedule.networks.pieces import pieces_of, tile_pieces
+from solver.schedule.networks.steps import unrolled
 from tests.kit.chains import chain
 from tests.kit.convnet_reference import to_onnx
 from tests.kit.convnets import Builder, emulate, plan_of, random_net, random_plan
@@ -118,7 +119,7 @@ def made_large():
     before = peak_bytes()
 
     with freed_at_once():
-        made = Slab(net, shares, 0, shares.pieces[0][0])
+        made = Slab(net, *pieces_of(shares, 0))
         made.bind({graph.key: graph.made(slab.session, read_anew) for graph in made.graphs})
 
     assert made.leaves.keys() == {"gemm1"}
@@ -142,7 +143,7 @@ def test_tiles_of_one_shape_within_the_image_share_a_session():
     (shares,) = unrolled(net, plan)
     shared = Shared(in_place=True)
 
-    graphs = [graph for tile in shares.tiles for graph in Slab(net, shares, 0, tile, shared).graphs]
+    graphs = [graph for tile in tile_pieces(shares) for graph in Slab(net, tile, shared).graphs]
 
     assert len({graph.key for graph in graphs}) == 9
     assert {piece for graph in graphs for piece in graph.slices} == {*graphs[0].slices}

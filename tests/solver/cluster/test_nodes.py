@@ -15,7 +15,7 @@ from solver.cluster.nodes import (
     speeds_to_table,
 )
 from solver.model.convnet import ConvNet, Node
-from solver.model.operators import WorkKind, signature
+from solver.model.operators import WorkKind, flop, kind_of, signature
 from solver.schedule.networks.segment_steps import net_setting, plan_seconds
 from tests.kit import refused
 from tests.kit.chains import chain
@@ -31,6 +31,12 @@ def conv(group):
     return ConvNet("one", "x", ("y",), nodes, shapes, {"w": (8, 8 // group, 3, 3)})
 
 
+def facts(net):
+    """Return what a table of the convolution's seconds depends on."""
+    (node,) = net.nodes
+    return signature(net, node), kind_of(net, node), flop(net, node), 10
+
+
 def speeds_of(net, rows, seconds):
     curves = {signature(net, net.nodes[0]): NodeCurve(rows, seconds)}
     return NodeSpeeds(dict.fromkeys(WorkKind, 1e9), 1e-4, curves, entering_s=3e-9)
@@ -39,7 +45,7 @@ def speeds_of(net, rows, seconds):
 def test_seconds_lie_on_lines_between_what_was_measured():
     net = conv(1)
 
-    table = speeds_of(net, (2.0, 4.0, 8.0), (3e-3, 5e-3, 9e-3)).table(net, net.nodes[0])
+    table = speeds_of(net, (2.0, 4.0, 8.0), (3e-3, 5e-3, 9e-3)).table(*facts(net))
 
     np.testing.assert_allclose(table, [0, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3, 7e-3, 8e-3, 9e-3, 10e-3, 11e-3])
 
@@ -47,22 +53,22 @@ def test_seconds_lie_on_lines_between_what_was_measured():
 def test_more_rows_never_take_less():
     net = conv(1)
 
-    table = speeds_of(net, (2.0, 4.0, 8.0), (3e-3, 2e-3, 9e-3)).table(net, net.nodes[0])
+    table = speeds_of(net, (2.0, 4.0, 8.0), (3e-3, 2e-3, 9e-3)).table(*facts(net))
 
     assert (np.diff(table) >= 0).all()
 
 
-@pytest.mark.parametrize(("group", "flop", "slower"), [(1, 2 * 8 * 9 * 480, 1 / 1.4), (8, 2 * 9 * 480, 6 / 1.4)])
-def test_what_was_not_measured_goes_by_flop_and_kind(group, flop, slower):
+@pytest.mark.parametrize(("group", "work", "slower"), [(1, 2 * 8 * 9 * 480, 1 / 1.4), (8, 2 * 9 * 480, 6 / 1.4)])
+def test_what_was_not_measured_goes_by_flop_and_kind(group, work, slower):
     """8 × 10 × 6 outputs of 9 inputs in each of the channels that one needs, at 1.4 times the speed of a MatMul.
 
     Depthwise at a sixth of that; and a slab of one row takes as long as 1.7 of all 10.7.
     """
     net = conv(group)
 
-    table = derived_speeds(1e9).table(net, net.nodes[0])
+    table = derived_speeds(1e9).table(*facts(net))
 
-    assert table[[0, 1, -1]] == pytest.approx(slower * flop / 1e9 * np.array([0, 1.7 / (table.size - 0.3), 1]))
+    assert table[[0, 1, -1]] == pytest.approx(slower * work / 1e9 * np.array([0, 1.7 / (table.size - 0.3), 1]))
 
 
 def test_a_cluster_file_keeps_them(tmp_path):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from solver.base.spans import Span
 from solver.model.convnet import ConvNet, MapBox, Node
-from solver.model.operators import WorkKind, flop, kind_of, walk
+from solver.model.operators import WorkKind, flop, kind_of, parts_between
+from solver.schedule.networks.pieces import walk_back
 from tests import sweeps
 from tests.kit import convnet_reference
 from tests.kit.convnets import out_length, random_net
@@ -137,7 +138,7 @@ def test_one_operator_needs_what_changes_it(data):
     (node,) = net.nodes
     for _ in range(4):
         wanted = data.draw(boxes(net.shapes["y"]))
-        found = walk(net, Span(0, 1), {"y": wanted})
+        found = walk_back(parts_between(net, Span(0, 1)), {"y": wanted})
         needs, truth = found.needs["x"], truly_needed(matrix, wanted)
 
         assert found.made[0].made.contains(wanted)
@@ -168,7 +169,7 @@ def test_a_graph_needs_what_changes_it(seed):
         for length in net.extent(net.outputs[0]).shape:
             start = int(rng.integers(length))
             spans.append(Span(start, int(rng.integers(start + 1, length + 1))))
-        found = walk(net, Span(0, len(net.nodes)), {net.outputs[0]: MapBox(*spans)})
+        found = walk_back(parts_between(net, Span(0, len(net.nodes))), {net.outputs[0]: MapBox(*spans)})
         truth = truly_needed(matrix, MapBox(*spans))
 
         assert net.extent("x").contains(found.needs["x"])
@@ -188,5 +189,5 @@ def test_a_product_that_is_computed_as_it_is_adds_up_what_its_operands_have_in_c
     if op == "Gemm":
         net = replace(net, shapes={**net.shapes, "x": (5, 6, 1)})
 
-    assert flop(net, node, net.extent("y")) == expected
+    assert flop(net, node) == expected
     assert kind_of(net, node) is WorkKind.CONNECTED

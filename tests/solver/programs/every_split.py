@@ -12,9 +12,10 @@ import numpy as np
 
 from solver.base.spans import Span
 from solver.plan.plan import Wire
-from solver.plan.segments import Segment, SegmentCut, equal_shares, image_on_root, segment_shares
+from solver.plan.segments import Segment, SegmentCut, equal_shares
 from solver.schedule.clocks import follow
 from solver.schedule.networks.segment_steps import compute_s, step_at
+from solver.schedule.networks.steps import image_on_root, segment_shares
 
 
 def compositions(total, parts):

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from solver.plan.segments import SegmentCut, moved_bytes, unrolled
+from solver.plan.segments import SegmentCut
 from solver.programs.integer import Way, least_traffic
 from solver.schedule.networks.segment_steps import weights_of
+from solver.schedule.networks.steps import moved_between, unrolled
 from solver.systems.convnets import plan_network
 from solver.systems.convnets.deeperthings import late_layers
 from tests.kit.chains import boards, chain
@@ -71,7 +72,7 @@ def test_a_pair_shares_out_weights_and_sends_nothing_between():
     weights = weights_of(net, plan)
     assert weights == [4 * (3 * 64 * 9 + 2 * 64 * 64 * 9 // 4)] * 4
     sent = [
-        sum(map(sum, moved_bytes(net, own.before, own.needs, plan.wire)))
+        moved_between(net, own.before, own.needs, plan.wire).sum()
         for own in unrolled(net, plan)
         if own.segment.nodes.start >= 2
     ]

@@ -10,17 +10,18 @@ from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Span
 from solver.cluster.cluster import MIB, PROGRAM_BYTES
 from solver.model.convnet import MapBox
-from solver.model.operators import Strip, flop
-from solver.plan.segments import (
-    Segment,
-    SegmentCut,
-    SegmentPlan,
-    image_on_root,
-    segment_shares,
-    unrolled,
-    whole_parts,
+from solver.model.operators import flop
+from solver.plan.segments import Segment, SegmentCut, SegmentPlan, whole_parts
+from solver.schedule.networks.pieces import Strip, map_box, tile_pieces
+from solver.schedule.networks.segment_steps import (
+    memory_of,
+    net_setting,
+    network_steps,
+    pieces_flop,
+    price_segments,
+    weights_of,
 )
-from solver.schedule.networks.segment_steps import memory_of, net_setting, network_steps, price_segments, weights_of
+from solver.schedule.networks.steps import image_on_root, segment_shares, unrolled
 from solver.systems.convnets import plan_network
 from solver.systems.convnets.common import chain_points
 from solver.systems.convnets.deepthings import tiled
@@ -44,12 +45,12 @@ def test_tiles_are_walked_back_as_in_algorithm_1():
     net, plan = fused(NET, 4, 2, SegmentCut.TILES, (0.5, 0.5), (2, 2))
     (shares,) = unrolled(net, plan)
 
-    needs = [tile.walk.needs["x"] for tile in shares.tiles]
+    needs = [tile.walk.needs["x"] for tile in tile_pieces(shares)]
     assert [(box.rows, box.columns) for box in needs] == [
         (rows, columns) for rows in (Span(0, 9), Span(3, 12)) for columns in (Span(0, 9), Span(3, 12))
     ]
-    assert shares.owners == [0, 0, 1, 1]
-    assert [own.boxes[0] for own in shares.after.values()] == [net.extent("conv3")]
+    assert shares.tiles.owners == (0, 0, 1, 1)
+    assert [map_box(own.box, (0, 0)) for own in shares.after.values()] == [net.extent("conv3")]
 
 
 def test_every_other_tile_takes_what_its_neighbours_have_computed():
@@ -60,13 +61,14 @@ def test_every_other_tile_takes_what_its_neighbours_have_computed():
     net, plan = fused(NET, 4, 2, SegmentCut.TILES, (0.5, 0.5), (2, 2), reuse=True)
     (shares,) = unrolled(net, plan)
 
-    assert shares.beside == ({}, {"below": 3, "left": 0}, {"above": 0, "right": 3}, {})
-    right, every = shares.tiles[1], Span(0, 8)
+    assert shares.tiles.beside == ({}, {"below": 3, "left": 0}, {"above": 0, "right": 3}, {})
+    tiles, every = tile_pieces(shares), Span(0, 8)
+    right = tiles[1]
     below, left = MapBox(every, Span(2, 4), Span(2, 6)), MapBox(every, Span(0, 2), Span(2, 4))
     assert right.walk.taken == (Strip("pool2", "below", below), Strip("pool2", "left", left))
     assert right.walk.made[2].made == right.walk.rest("pool2") == MapBox(every, Span(0, 2), Span(4, 6))
     assert right.walk.needs["x"] == MapBox(Span(0, 3), Span(0, 5), Span(7, 12))
-    assert [len(tile.given) for tile in shares.tiles] == [2, 0, 0, 2]
+    assert [len(tile.given) for tile in tiles] == [2, 0, 0, 2]
 
 
 @pytest.mark.parametrize("seed", seeds(10, 40))
@@ -79,11 +81,12 @@ def test_what_tiles_take_their_neighbours_have(seed):
         unrolled(*fused(net, len(net.nodes), 1, SegmentCut.TILES, (1.0,), grid, reuse=reuse))[0]
         for reuse in (False, True)
     )
+    tiles = tile_pieces(reusing)
 
-    for tile, alone, beside in zip(reusing.tiles, without.tiles, reusing.beside, strict=True):
+    for tile, alone, beside in zip(tiles, tile_pieces(without), reusing.tiles.beside, strict=True):
         sizes = Counter()
         for strip in tile.walk.taken:
-            giver = reusing.tiles[beside[strip.side]]
+            giver = tiles[beside[strip.side]]
             assert strip in giver.given
             assert not giver.walk.taken
             assert giver.walk.needs[strip.value].contains(strip.box)
@@ -98,8 +101,7 @@ def test_what_tiles_take_their_neighbours_have(seed):
 
 def work(net, shares):
     """Return the FLOP of all tiles."""
-    every = (own for tile in shares.tiles for own in tile.walk.made.items())
-    return sum(flop(net, net.nodes[number], reach.made) for number, reach in every)
+    return pieces_flop(net, shares.tiles).sum()
 
 
 def test_tiles_are_shared_out_by_speed_and_the_rest_is_on_the_gateway():
@@ -193,7 +195,7 @@ def test_overlaps_of_yolov2_that_are_computed_twice(side, without, reusing, yolo
     stop = next(n for n, node in enumerate(yolov2.nodes) if node.name == "conv13")
     for expected, reuse in ((without, False), (reusing, True)):
         net, plan = fused(yolov2, stop, 1, SegmentCut.TILES, (1.0,), (side, side), reuse=reuse)
-        once = sum(flop(net, node, net.extent(node.output)) for node in net.nodes)
+        once = sum(flop(net, node) for node in net.nodes)
 
         assert once == pytest.approx(26.05e9, rel=1e-3)
         assert work(net, unrolled(net, plan)[0]) / once == pytest.approx(expected, abs=0.01)
