@@ -48,7 +48,7 @@ def test_boards_of_no_use_to_short_requests_do_nothing_for_them(job, tmp_path):
     """They have their weights all the same; what is predicted is for the short ones, too."""
     checkpoint, words = job
     # By rows only: who has heads computes for all lengths.
-    write_cluster(pis(*[0.1] * RANKS, mbps=10), tmp_path / "boards.toml")
+    write_cluster(pis(*[0.1] * RANKS, mbps=5), tmp_path / "boards.toml")
     lines = of_lengths(20, 18)
 
     done = succeeded(jobs(RANKS, *words, stdin=to_lines(lines)))
