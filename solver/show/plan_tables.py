@@ -58,7 +58,7 @@ def print_plan(console: Console, cluster: Cluster, plan: Plan, priced: Price) ->
         console.print(f"{', '.join(idle)}: no share, since any would cost more than it saves (--explain has figures).")
     facts, routes = priced.prediction, _routes(plan)
     console.print(
-        f"[bold]{_ms(facts.seconds)}[/] for a request of {counted(plan.rows, 'row')} by {plan.system}: "
+        f"[bold]{_ms(facts.seconds)}[/] for a request of {counted(plan.rows, 'row')} by {plan.system or 'this plan'}: "
         f"{_ms(facts.compute_s)} of compute, in every step that of the slowest, {_ms(facts.exchange_s)} of waiting for "
         f"the wire; {facts.bytes_on_wire / MIB:.1f} MiB are sent."
     )
