@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from hepti_mpi.comm.messages import packed
 from hepti_mpi.comm.rows import RowExchange, whole
 from hepti_mpi.comm.wires import EXACT
 from solver.base.spans import Partition, Span
@@ -123,3 +124,14 @@ def test_rows_are_dropped_until_all_are_put_and_taken(kept):
         *([[tiles, messages]] for tiles, messages in ("33", "13", "03", "03")), []
     ]  # fmt: skip
     kept(complaints[0][0])
+
+
+def test_what_goes_by_rows_is_sent_from_where_it_lies_and_else_as_a_copy():
+    """A network's tiles are computed in the same place, one after the other: the one before may be on its way."""
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+
+    rows, copy = (packed([x], EXACT, by_rows=by_rows) for by_rows in (True, False))
+    x[...] = 0
+
+    assert not rows.any()
+    assert copy.reshape(-1).tolist() == [0, 1, 2, 3, 4, 5]
