@@ -102,7 +102,7 @@ class Mailbox:
         return self._traffic.wait(self.poll, self._pause_s, meanwhile)[1]
 
     def fill(self, out: Numbers) -> Iterator[bool]:
-        """Fill an array with the bytes that come, one message behind the other; yield whether the next was here."""
+        """Fill an array with the bytes that come, one message after the other; yield whether the next was here."""
         flat, status = out.reshape(-1, copy=False).view(np.uint8), MPI.Status()
         while flat.size:
             if here := self._comm.Iprobe(MPI.ANY_SOURCE, self._tag, status):

@@ -254,14 +254,19 @@ def opened(
     """
     rooms = {} if rooms is None else rooms
     lies = _lies(shapes, places)
-    shape, key = _rows(shapes, by_rows=by_rows), (turn, *_rows(shapes, by_rows=by_rows), dtype.str)
+    shape = _rows(shapes, by_rows=by_rows)
+    key = (turn, *shape, dtype.str)
     if lies is not None:
         numbers = lies.reshape(shape, copy=False)
     else:
-        numbers = rooms[key] = rooms.get(key, np.empty(shape, dtype))
+        if key not in rooms:
+            rooms[key] = np.empty(shape, dtype)
+        numbers = rooms[key]
     message, calls = numbers, list[Callable[[], object]]()
     if dtype == np.float32 and coding is not EXACT:
-        message = rooms["coded", *key] = rooms.get(("coded", *key), coding.message(numbers))
+        if ("coded", *key) not in rooms:
+            rooms["coded", *key] = coding.message(numbers)
+        message = rooms["coded", *key]
         calls.append(partial(coding.decode, message, numbers))
     if len(shapes) == 1:
         arrays = [numbers.reshape(shapes[0])]

@@ -51,8 +51,8 @@ class BlockKernels:
         The second product, without bias: of all rows and some inner columns, a summand; or some output columns. Not
         used by rows, where `last` has it.
     last
-        Makes the stream that leaves the block, given the residual. By rows it computes everything behind the context
-        (attention), or the whole block (MLP); cut to rows, everything behind the context or the inner columns. Under
+        Makes the stream that leaves the block, given the residual. By rows it computes everything after the context
+        (attention), or the whole block (MLP); cut to rows, everything after the context or the inner columns. Under
         other cuts it adds bias and residual, and norms.
     norm
         The norm in front, if there is one.
@@ -138,11 +138,11 @@ def finished(
     make: MakeGraph, share: BlockShare, into: Sequence[Graph], rest: Sequence[Operation], w: BlockWeights, width: int,
     avoided: numpy_kernels.KeyWeights | None = None,
 ) -> BlockKernels:  # fmt: skip
-    """Make a block's kernels, of which `rest` are the products behind `into`, and then come residual and norm."""
+    """Make a block's kernels, of which `rest` are the products after `into`, and then come residual and norm."""
     stream = share.block.stream
     norm = Norm(w["norm"], w["norm_bias"], stream.eps)
-    behind: list[Operation] = [AddResidual(w["out_bias"]), *([norm] if stream.sum_norms else [])]
-    last = make([*rest, *behind] if share.closes else behind)
+    after: list[Operation] = [AddResidual(w["out_bias"]), *([norm] if stream.sum_norms else [])]
+    last = make([*rest, *after] if share.closes else after)
     out = last if share.closes else make(rest)
     in_front = make([norm]) if stream.pre_norms else None
     return BlockKernels(tuple(into), w["into_bias"], out, last, in_front, width, avoided)

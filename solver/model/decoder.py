@@ -44,7 +44,7 @@ class Decoder:
     positions
         The longest context, in tokens.
     layers
-        One behind the other, each of blocks; they may differ (Gemma's windows).
+        One after the other, each of blocks; they may differ (Gemma's windows).
     norm
         "rms", or "layer" with shifts (GPT-2), of all norms but those of queries and keys, which are "rms". Gemma's
         1 + weight is stored as the weight.
@@ -148,7 +148,7 @@ def _layer(table: Mapping[str, Mapping[str, Any]]) -> DecoderLayer:
 
 
 def named_blocks(layer: DecoderLayer) -> dict[str, BlockKind]:
-    """Return a layer's blocks by their names: that of the kind, with a number behind it from the second one on."""
+    """Return a layer's blocks by their names: that of the kind, with a number after it from the second one on."""
     found: dict[str, BlockKind] = {}
     for number, kind in enumerate(layer):
         before = sum(other.name == kind.name for other in layer[:number])

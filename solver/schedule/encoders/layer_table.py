@@ -2,7 +2,7 @@
 
 A kind is a cut of every block with the place of its norm, a route, and what attention by rows gathers. Shares are
 counted in units: rows, heads, tiles of F or output columns. Seconds are those of a layer, with its part of what stands
-before the first one and behind the last.
+before the first one and after the last.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TILE = 64  # columns: the widest panel that OpenBLAS and onnxruntime pack at a t
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """How each block of a layer is cut, where the norms behind them are, and how rows come to those who need them.
+    """How each block of a layer is cut, where the norms after them are, and how rows come to those who need them.
 
     With `input_gathered` attention by rows gathers its input, not K and V, and every device makes of it what takes it
     least time (`solver.plan.plan.Keys`). `groups` are those of blocks that are cut `to_rows`.
@@ -116,24 +116,15 @@ def layer_kinds(blocks: tuple[Block, ...]) -> tuple[LayerKind, ...]:
     """Return all kinds that blocks of a layer may be cut by.
 
     Half of what K and V are is worth it where links are slow: there all is cut by rows, and the input gathered.
+    To rows attention alone sends what it makes: an MLP's inner columns are as many as several of the stream's, and are
+    summed up where they are.
     """
     found = [LayerKind(cuts) for cuts in product(BLOCK_CUTS, repeat=len(blocks)) if _legal(blocks, cuts)]
-    found += [kind for cuts in product((ROWS, BLOCK_ROWS), repeat=len(blocks)) for kind in _to_rows(blocks, cuts)]
+    leaving_rows = ((TO_ROWS,) if isinstance(block.kind, Attention) else (ROWS, BLOCK_ROWS) for block in blocks)
+    found += [LayerKind(cuts) for cuts in product(*leaving_rows) if TO_ROWS in cuts and _legal(blocks, cuts)]
     if any(isinstance(block.kind, Attention) for block in blocks):
         found.append(replace(kind_by_rows(blocks), input_gathered=True))
     return tuple(found)
-
-
-def _to_rows(blocks: Sequence[Block], cuts: Sequence[tuple[Cut, StreamLayout]]) -> Iterator[LayerKind]:
-    """Yield these cuts, which leave rows, with attention that sends contexts to the owners of rows.
-
-    An MLP's inner columns are as many as several of the stream's: they are summed up where they are.
-    """
-    attends = [isinstance(block.kind, Attention) for block in blocks]
-    # Each once: of cuts that differ in attention alone, those with rows there.
-    first = all(cut == ROWS for cut, own in zip(cuts, attends, strict=True) if own)
-    if any(attends) and first and _legal(blocks, cuts):
-        yield LayerKind(tuple(TO_ROWS if own else cut for cut, own in zip(cuts, attends, strict=True)))
 
 
 def _legal(blocks: Sequence[Block], cuts: Sequence[tuple[Cut, StreamLayout]]) -> bool:

@@ -150,7 +150,7 @@ def tile_pieces(shares: SegmentShares) -> list[Piece]:
 
 
 def walk_back(parts: Sequence[Part], wanted: Mapping[str, MapBox]) -> Walk:
-    """Walk parts backwards from boxes that are wanted behind them: the receptive field, node by node."""
+    """Walk parts backwards from boxes that are wanted after them: the receptive field, node by node."""
     group = [PlacedPart(part, WITH_READER) for part in parts]
     boxes = {name: _region(box) for name, box in wanted.items()}
     return _piece(boxes, walk(group, boxes), (0, 0)).walk

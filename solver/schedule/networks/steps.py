@@ -2,8 +2,8 @@
 
 A segment is one computation. Its parts are cut as the plan says where the segment leaves what they make, and computed
 with their readers else; where readers within it need more of what it leaves, more is computed (halos). What is there
-before it and needed behind it is shared out anew. Tiles are, like ranks, boxes of what a segment leaves; rank 0 has all
-before and behind them.
+before it and needed after it is shared out anew. Tiles are, like ranks, boxes of what a segment leaves; rank 0 has all
+before and after them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FLOAT_BITS, PIXEL_BITS = 32, 8
 # Where a tile's neighbours lie: how many tiles further down, and across.
 SIDES = {"above": (-1, 0), "below": (1, 0), "left": (0, -1), "right": (0, 1)}
 Regions = Mapping[str, Region]  # by the value
-_FAR = 1 << 40  # behind the end of every axis
+_FAR = 1 << 40  # after the end of every axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class SegmentShares:
 
     @cached_property
     def after(self) -> Mapping[str, Held]:
-        """Of every value that is there behind the segment, where it lies."""
+        """Of every value that is there after the segment, where it lies."""
         if self.tiles is None:
             return left_by(self.compute)
         values = [held.value for held in left_by(self.compute).values()] + [*self.tiles.values]
@@ -261,7 +261,7 @@ def _carried(net: ConvNet, name: str) -> Part:
 
 
 def left_by(compute: ComputeStep) -> dict[str, Held]:
-    """Return where values lie behind a computation."""
+    """Return where values lie after a computation."""
     return {
         own.part.writes.name: Held(own.part.writes, compute.made[own.part.writes.name], own.partial)
         for own in compute.placed
@@ -278,7 +278,7 @@ def with_edges_first(every: Sequence[SegmentShares], then: Regions) -> list[Segm
     Parameters
     ----------
     then
-        What ranks need behind the last of these segments.
+        What ranks need after the last of these segments.
     """
     backwards: list[SegmentShares] = []
     for shares in reversed(every):
@@ -294,7 +294,7 @@ def with_edges_first(every: Sequence[SegmentShares], then: Regions) -> list[Segm
 def _with_edges_first(shares: SegmentShares, needed: Regions) -> SegmentShares:
     """Return a segment whose ranks compute first what others need of them next, if it is one of those.
 
-    Rows that those before a rank need are its upper edge, that those behind it need its lower one. What needs no
+    Rows that those before a rank need are its upper edge, that those after it need its lower one. What needs no
     computing goes with the upper.
     """
     segment = shares.segment
@@ -352,7 +352,7 @@ def _in_pieces(compute: ComputeStep, rows: tuple[tuple[str, bytes], ...]) -> Com
 
 
 def _tiled(net: ConvNet, segment: Segment, before: Mapping[str, Held]) -> SegmentShares:
-    """Return what follows from a segment that is cut by tiles: all is on rank 0 before and behind it."""
+    """Return what follows from a segment that is cut by tiles: all is on rank 0 before and after it."""
     on_root = tuple(float(rank == 0) for rank in range(len(segment.shares)))
     passing = [name for name in net.live(segment.nodes.stop) if name in before]
     carried = tuple(_cut(_carried(net, name), IMAGE_ROW, (on_root,)) for name in passing)
