@@ -323,7 +323,7 @@ def _send_inner(here: BlockState, step: steps.SendInner) -> None:
     assert shares is not None
     own = shares[group.rank]
     everything, width = Span(0, run.batch.rows), shares.total * step.columns
-    groups = [pieces_of(span, step.groups) for span in shares]
+    groups = [pieces_of(span, here.plan.groups) for span in shares]
     made: list[Array] = [NOTHING] * len(groups[group.rank])
     result = np.empty((rows[group.rank].size, width), np.float32)
     parts = tuple(tuple(span.scaled(step.columns) for span in some) for some in groups)

@@ -97,7 +97,9 @@ def _plan_steps(s: Setting, plan: Plan, active: Mask, behind: int) -> Iterator[t
             both = Span(place, place + 1).scaled(HALVES)
             if (halves := part.intersect(both)).size:
                 values = _values(block, own, s.rows, known)
-                yield CutBlock(block, block_steps(block, own, halves.within(both)), values, own.route, _avoids(own))
+                yield CutBlock(
+                    block, block_steps(block, own, halves.within(both)), values, own.route, own.groups, _avoids(own)
+                )
 
     runs = (
         LayerRun(behind + number, count, tuple(blocks(number, layer))) for number, count, layer in alike(s.spec, stage)

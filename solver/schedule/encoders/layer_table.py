@@ -85,7 +85,7 @@ class LayerKind:
         """Yield the blocks of a layer, each with its steps."""
         for block, (cut, norm) in zip(blocks, self.cuts, strict=True):
             gathers = self.input_gathered and isinstance(block.kind, Attention)
-            yield block, cut_steps(block, cut, norm, input_gathered=gathers, groups=self.groups)
+            yield block, cut_steps(block, cut, norm, input_gathered=gathers)
 
     def axes(self, blocks: Sequence[Block]) -> tuple[Axis, ...]:
         """Return the axes whose shares a planner chooses."""
@@ -311,7 +311,10 @@ def kind_steps(
             return avoiding(setting, block, rows, owners)
         return None
 
-    blocks = [CutBlock(block, own, values, kind.route, avoids(block)) for block, own in kind.steps(setting.spec.blocks)]
+    blocks = [
+        CutBlock(block, own, values, kind.route, kind.groups, avoids(block))
+        for block, own in kind.steps(setting.spec.blocks)
+    ]
     pricer = Pricer(setting, values, values[Axis.ROWS] if kind.begins_by_rows else None, active)
     for _, repeats, step in request_steps(setting, pricer, [LayerRun(0, setting.spec.layers, blocks)]):
         yield repeats, step

@@ -66,6 +66,7 @@ class Pricer:
         self.values = values
         self.stream = stream
         self.route = Route.DIRECT  # of the block at hand
+        self.groups = 1  # that it sends its contexts in
         self._pre_norms = False
         self._block = ""  # the name of its kind
         self._columns: RowRegion | None = None  # where the stream lies in columns
@@ -181,8 +182,8 @@ class Pricer:
 
     def _send_inner(self, step: steps.SendInner) -> None:
         """Send the owners of rows what own units make of these, group by group: one is on its way beside the next."""
-        s, rows, units = self._setting, self.values[Axis.ROWS], self.values[step.axis]
-        groups = np.maximum(np.minimum(units, step.groups), 1)
+        s, rows, units, most = self._setting, self.values[Axis.ROWS], self.values[step.axis], self.groups
+        groups = np.maximum(np.minimum(units, most), 1)
         for call in step.calls:
             group = call.seconds(self._bank, s.rows, units / groups, keys=s.work.keys)
             self._pending = self._pending.then({step.axis: groups * group}, {step.axis: group}, call.name)
@@ -190,7 +191,7 @@ class Pricer:
 
         def exchange(values: Values, active: Mask) -> Exchange:
             have, want = values.get(step.axis, units), values.get(Axis.ROWS, rows)
-            return cross(unit_bytes * have, want, np.minimum(have, step.groups), scale_bytes)
+            return cross(unit_bytes * have, want, np.minimum(have, most), scale_bytes)
 
         what = "contexts" if step.calls else "columns"
         self._exchange(TimedStep(f"{what} to rows", transfer=Transfer(exchange, wire=s.wire)))

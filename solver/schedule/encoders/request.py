@@ -32,6 +32,7 @@ class CutBlock:
     steps: tuple[Step, ...]
     values: Values
     route: Route
+    groups: int
     avoids: Mask | None
 
 
@@ -76,7 +77,7 @@ def request_steps(s: Setting, pricer: Pricer, runs: Iterable[LayerRun]) -> Itera
 def _of_layer(pricer: Pricer, run: LayerRun) -> tuple[list[TimedStep], Pending]:
     """Return the steps of a layer, and the compute that it ends with."""
     for cut in run.blocks:
-        pricer.values, pricer.route, pricer.avoids = cut.values, cut.route, cut.avoids
+        pricer.values, pricer.route, pricer.groups, pricer.avoids = cut.values, cut.route, cut.groups, cut.avoids
         pricer.add(cut.block, cut.steps)
     return pricer.taken()
 

@@ -123,12 +123,11 @@ class GatherRows:
 
 @dataclass(frozen=True, slots=True)
 class SendInner:
-    """What a unit of an axis has, `columns` wide, goes to the owners of rows; it is computed in groups of units."""
+    """What a unit of an axis has, `columns` wide, goes to the owners of rows, in as many groups as the plan says."""
 
     axis: Axis
     columns: int
     calls: Calls
-    groups: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,22 +216,19 @@ BOTH_HALVES = Span(0, HALVES)  # of a block's halves
 
 def block_steps(block: Block, plan: BlockPlan, halves: Span = BOTH_HALVES) -> tuple[Step, ...]:
     """Return the steps of a block under a plan, or of one of its halves."""
-    gathered = plan.keys is not None
-    return cut_steps(block, plan.cut, plan.norm, halves, input_gathered=gathered, groups=plan.groups)
+    return cut_steps(block, plan.cut, plan.norm, halves, input_gathered=plan.keys is not None)
 
 
 @lru_cache(maxsize=256)
 def cut_steps(
-    block: Block, cut: Cut, norm: StreamLayout, halves: Span = BOTH_HALVES, *, input_gathered: bool = False,
-    groups: int = 1,
-) -> tuple[Step, ...]:  # fmt: skip
+    block: Block, cut: Cut, norm: StreamLayout, halves: Span = BOTH_HALVES, *, input_gathered: bool = False
+) -> tuple[Step, ...]:
     """Return the same of a cut."""
     if cut is Cut.SUB_BLOCKS:
         return DealColumns(), Alone(block, Axis.SUB_BLOCKS)
     if cut is Cut.WHOLE:
         return GatherAll(), Alone(block, Axis.FIXED)
     first, second = KINDS[type(block.kind)](block, cut, norm, input_gathered)
-    first = [replace(step, groups=groups) if isinstance(step, SendInner) else step for step in first]
     return (*(first if halves.start == 0 else ()), *(second if halves.stop == HALVES else ()))
 
 
@@ -281,7 +277,7 @@ def _shared(block: Block, into: Calls, between: Calls, out: Call, cut: Cut, norm
     assert inner is not None
     if cut is Cut.TO_ROWS:
         every = replace(out, size=out.size * inner.count)
-        return [GatherRows(inner.axis, into, norm), SendInner(inner.axis, inner.unit, between, 1)], [
+        return [GatherRows(inner.axis, into, norm), SendInner(inner.axis, inner.unit, between)], [
             ByTiles((every,)),
             ends,
         ]
