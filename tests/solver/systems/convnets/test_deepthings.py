@@ -154,7 +154,7 @@ def test_who_takes_strips_waits_for_the_slowest_that_gives_some():
 
 
 def test_memory_of_a_tile_by_hand():
-    """A worker holds the weights, a tile of the image, in bytes, one that comes out, and between them both of a node."""
+    """A worker holds the weights, a tile of the image in bytes, one that comes out, and between them both of a node."""
     net, plan = fused(NET, 4, 2, SegmentCut.TILES, (0.5, 0.5), (2, 2))
 
     weights = 4 * (8 * 3 * 9 + 8 * 8 * 9)
