@@ -55,7 +55,8 @@ from solver.plan.file import read_plan
 from solver.plan.plan import Wire
 from solver.plan.segments import THROUGHPUT, SegmentPlan
 from solver.plan.writing import plan_table
-from solver.schedule.networks.segment_steps import memory_of, net_setting, predicted, weights_of
+from solver.schedule.networks.memory import memory_of
+from solver.schedule.networks.segment_steps import net_setting, predicted, weights_of
 from solver.systems import DEFAULT
 from weights.file.networks import NetworkFile
 from weights.file.store import NETWORK

@@ -1,15 +1,15 @@
-"""A convolutional network on a rank: segment by segment, what it needs comes, it computes, and others need of that.
+"""A convolutional network on a rank: its part in an image, compiled as every schedule is; and the plans that it holds.
 
-The steps are those that the solver prices (`solver.schedule.networks.steps`); a byte is sent in `comm.exchange`, a
-convolution is computed in `kernels.slab`.
+Where its values lie says `solver.schedule.networks.memory`; a byte is sent in `comm.exchange`, a convolution is
+computed in `kernels.slab`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,27 +17,27 @@ import numpy as np
 
 from hepti_mpi.base.lacking import Lacking
 from hepti_mpi.base.memory import free_bytes, give_back
-from hepti_mpi.comm.exchange import InBox, Item, RankExchange
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.trace import Trace
+from hepti_mpi.comm.wires import Coding
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.load import Done, Preparation, WeightsSource
 from hepti_mpi.engine.stack import Carrying, Meter
 from hepti_mpi.engine.steps import Look
 from hepti_mpi.engine.tiles import TileTasks
-from hepti_mpi.kernels.slab import Bind, MakeBind, PieceGraph, Placed, Shared, Slab, boxed, placed, session, shape_of
+from hepti_mpi.kernels.slab import Bind, MakeBind, PieceGraph, Shared, Slab, session
+from hepti_mpi.program.compiled import BoundExchange, Compiled, CompiledCall
+from hepti_mpi.program.graphs import Graphs
 from solver.base import clock
 from solver.base.arrays import Array, Numbers
-from solver.base.spans import Span
-from solver.model.convnet import NOTHING, ConvNet
+from solver.model.convnet import ConvNet
 from solver.plan.holdings import TensorSlice
-from solver.plan.layout import Layout
 from solver.plan.segments import THROUGHPUT, SegmentPlan
-from solver.schedule.networks.pieces import Piece, map_box, pieces_of
-from solver.schedule.networks.steps import exchanges_of, handed_in, image_on_root, unrolled
-from solver.schedule.schedule import ExchangeStep
+from solver.schedule.networks.memory import IMAGE, Lies, OwnPiece, OwnTiles, of_tiles, own_image
+from solver.schedule.networks.pieces import Piece, pieces_of, tile_pieces
+from solver.schedule.places import OwnExchange, OwnStep
+from solver.schedule.schedule import Called
 
-_NONE = np.empty(0, np.float32)
 ROOM = 3  # times what a rank reads has to be free, or it keeps nothing of it: graphs have copies of their own
 
 
@@ -75,16 +75,89 @@ class HoldPlan:
     number: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RankStep:
-    """What a rank does of a segment: an exchange, and the pieces that it computes behind it."""
+class NetworkProgram(Compiled):
+    """A rank's part in an image under a plan; it may run any number of times, when what computes is bound.
 
-    name: str
-    exchange: RankExchange
-    slabs: Sequence[Slab | TileTasks]
+    Attributes
+    ----------
+    image, outputs
+        On rank 0: what goes in, and what comes out.
+    slabs
+        What computes, in pieces and tiles.
+    """
+
+    def __init__(self, net: ConvNet, plan: SegmentPlan, group: Group) -> None:
+        self._net, self.slabs, self._pieces = net, list[Slab](), list[Slab]()
+        own = own_image(net, plan, group.rank)
+        super().__init__([(step, str) for step in own.steps], own.places, group)
+        self.image: Numbers = self._memory.whole(IMAGE) if group.rank == 0 else np.empty(0, np.uint8)
+        self.outputs: dict[str, Array] = {
+            name: self._memory.view(*lies).reshape(net.shapes[name], copy=False) for name, lies in own.outputs.items()
+        }
+
+    def bind(self, graphs: Mapping[bytes, Bind]) -> None:
+        """Take graphs that are ready to run, by their keys; those of pieces run once."""
+        for slab in self.slabs:
+            slab.bind(graphs)
+        for slab in self._pieces:
+            slab.warm()
+
+    def run(self) -> None:
+        """Compute `outputs` of `image`, both on rank 0; every rank calls this."""
+        self._run()
+
+    def begin(self) -> None:
+        """Send what others need of `image`, on a rank 0 that computes nothing."""
+        self._ends[0].exchange.run()
+
+    def has_outputs(self) -> bool:
+        """Return whether the outputs are here of the image that was begun first."""
+        return self._ends[1].exchange.here()
+
+    def take_outputs(self) -> None:
+        """Take them."""
+        self._ends[1].exchange.finish()
+
+    @property
+    def _ends(self) -> tuple[BoundExchange, BoundExchange]:
+        """The first exchange and the last."""
+        first, *_, last = self._exchanges.values()
+        return first, last
+
+    def _coding(self, step: OwnExchange) -> Coding:
+        return self._group.coding
+
+    def _name(self, step: OwnStep) -> str:
+        """Return a segment's name: of its first and last node."""
+        assert isinstance(step, OwnPiece | OwnTiles)
+        own = self._net.nodes[step.shares.segment.nodes.slice]
+        return " to ".join(dict.fromkeys([own[0].name, own[-1].name])) if own else "brings"
+
+    def _computing(self, step: OwnStep, called: Called) -> list[CompiledCall]:
+        rank = self._group.rank
+        if isinstance(step, OwnPiece):
+            piece = pieces_of(step.shares, rank)[step.number]
+            slab = self._slab(piece, self._shared({**step.leaving, **step.between, **step.coming}))
+            self._pieces.append(slab)
+            return [slab.run]
+        assert isinstance(step, OwnTiles)
+        pieces, shared = tile_pieces(step.shares), self._shared(step.room, in_place=True)
+        slabs = {number: self._slab(pieces[number], shared) for number in step.shares.able(rank)}
+        parts = [(self._arrays(needed), self._arrays(left)) for needed, left in of_tiles(self._net, step, rank)]
+        return [TileTasks(step.shares, self._group, slabs, parts).run]
+
+    def _arrays(self, lies: Lies) -> dict[str, Numbers]:
+        return {name: self._memory.view(*own) for name, own in lies.items()}
+
+    def _shared(self, lies: Lies, *, in_place: bool = False) -> Shared:
+        return Shared({name: array.reshape(-1) for name, array in self._arrays(lies).items()}, in_place)
+
+    def _slab(self, piece: Piece, shared: Shared) -> Slab:
+        self.slabs.append(Slab(self._net, piece, shared))
+        return self.slabs[-1]
 
 
-class NetworkShare:
+class NetworkShare(Graphs[bytes, PieceGraph, Bind]):
     """A rank's share of a convolutional network under a plan.
 
     Parameters
@@ -100,8 +173,8 @@ class NetworkShare:
 
     Attributes
     ----------
-    ready
-        Graphs that are ready to run, by their keys; it runs when it has all of them (`lacking`), and they are bound.
+    program
+        It runs when all graphs are there (`lacking`), and are bound.
     tensors
         Slices of tensors as they were read: of graphs that are still to be made, and those that are kept.
     """
@@ -112,38 +185,14 @@ class NetworkShare:
     ) -> None:  # fmt: skip
         self.plan, self.meter, self._group, self._make = plan, Meter(), group, make
         self.trace: Trace | None = None  # records the last image that counts, where one is asked for
-        rank = group.rank
-        self.image: Numbers = np.empty(net.shapes[net.input] if rank == 0 else 0, np.uint8)
-        have: list[Placed] = [{net.input: (net.extent(net.input), self.image)}] if rank == 0 else []
-        held = image_on_root(net, group.size)
-        self._steps: list[RankStep] = []
-        for shares in unrolled(net, plan):
-            adds = any(own.partial for own in shares.before.values())  # to zeros: not where a summand lies
-            slabs: Sequence[Slab | TileTasks] = (
-                [TileTasks(net, shares, group)]
-                if shares.tiles
-                else [Slab(net, piece, Shared({} if adds else _lies(have, piece))) for piece in pieces_of(shares, rank)]
-            )
-            steps = exchanges_of(shares.before, shares.needs)
-            exchange = _exchange(net, group, steps, have, [slab.needs for slab in slabs])
-            self._steps.append(RankStep(_name(net, shares.segment.nodes), exchange, slabs))
-            have, held = [slab.leaves for slab in slabs], {**shares.after}
-        needs = handed_in(net, group.size)
-        boxes = {value: map_box(region, (0, rank)) for value, region in needs.items()}
-        self.outputs: dict[str, Array] = {
-            value: np.empty(shape_of(net, value, box), np.float32) for value, box in boxes.items() if box.size
-        }
-        places = [{value: (boxes[value], array) for value, array in self.outputs.items()}]
-        self._steps.append(RankStep("", _exchange(net, group, exchanges_of(held, needs), have, places), ()))
-        graphs = {graph.key: graph for step in self._steps for slab in step.slabs for graph in slab.graphs}
-        self.ready: dict[bytes, Bind] = {
-            key: own for share in before for key, own in share.ready.items() if key in graphs
-        }
-        slices = {piece for graph in graphs.values() for piece in graph.slices}
+        self.program = NetworkProgram(net, plan, group)
+        self.image, self.outputs = self.program.image, self.program.outputs
+        graphs = [graph for slab in self.program.slabs for graph in slab.graphs]
+        super().__init__(((graph.key, graph) for graph in graphs), before)
+        slices = {piece for graph in graphs for piece in graph.slices}
         self.tensors: dict[TensorSlice, Numbers] = {
             piece: own for share in before for piece, own in share.tensors.items() if piece in slices
         }
-        self._lacking = [graph for key, graph in graphs.items() if key not in self.ready]
 
     def lacking(self, type_of: Callable[[str], np.dtype[np.generic]], *, keeps: bool = False) -> Iterator[Lacking]:
         """Yield what is lacking, graph by graph; then it can run.
@@ -156,10 +205,11 @@ class NetworkShare:
             Whether tensors stay as they were read, for the share that follows this one; where memory is short they are
             read again, then.
         """
-        left = Counter(piece for graph in self._lacking for piece in graph.slices)  # graphs that need a slice
+        graphs = [*self._lacking.values()]
+        left = Counter(piece for graph in graphs for piece in graph.slices)  # graphs that need a slice
         sizes = [type_of(piece.name).itemsize * math.prod(piece.shape) for piece in left if piece not in self.tensors]
         keeps = keeps and free_bytes() > ROOM * sum(sizes)
-        for graph in self._lacking:
+        for graph in graphs:
             new = {p: np.empty(p.shape, type_of(p.name)) for p in graph.slices if p not in self.tensors}
             self.tensors |= new
             yield Lacking([*new.items()], partial(self._made, graph, left, keeps=keeps))
@@ -167,16 +217,12 @@ class NetworkShare:
 
     def _bind(self) -> None:
         """Bind all graphs, which are ready."""
-        slabs = [slab for step in self._steps for slab in step.slabs]
-        for slab in slabs:
-            slab.bind(self.ready)
-        for slab in (slab for slab in slabs if isinstance(slab, Slab)):
-            slab.warm()
-        self._lacking = []
+        self.program.bind(self.graphs)
+        self._lacking.clear()
 
     def _made(self, graph: PieceGraph, left: Counter[TensorSlice], *, keeps: bool) -> None:
         """Make a graph of tensors that are there; free those that no other needs."""
-        self.ready[graph.key] = graph.made(self._make, self.tensors.__getitem__)
+        self.graphs[graph.key] = graph.made(self._make, self.tensors.__getitem__)
         left.subtract(graph.slices)
         if not keeps:
             self.tensors = {piece: own for piece, own in self.tensors.items() if left[piece]}
@@ -187,39 +233,8 @@ class NetworkShare:
         Return the seconds that this rank computed.
         """
         with metered(self.meter if counts else Meter(), self._group, self.trace if counts else None) as spent:
-            self.compute()
+            self.program.run()
         return spent.compute_s
-
-    def compute(self) -> None:
-        """Compute as `run` does, without counting it."""
-        group = self._group
-        self.begin()
-        for number, step in enumerate(self._steps):
-            step.exchange.finish()
-            if step is self._steps[-1]:
-                break
-            following = self._steps[number + 1].exchange
-            following.post()
-            trace = group.traffic.trace
-            with nullcontext() if trace is None else trace.block(step.name):
-                for piece, slab in enumerate(step.slabs):
-                    slab.run()
-                    following.send(piece)
-
-    def begin(self) -> None:
-        """Send what others need of `image`, and post the receives of what this rank needs."""
-        exchange = self._steps[0].exchange
-        exchange.post()
-        for piece in range(exchange.pieces):
-            exchange.send(piece)
-
-    def has_outputs(self) -> bool:
-        """Return whether the outputs are here of the image that was begun first; on a rank that computes nothing."""
-        return self._steps[-1].exchange.here()
-
-    def take_outputs(self) -> None:
-        """Take them."""
-        self._steps[-1].exchange.finish()
 
 
 @contextmanager
@@ -339,66 +354,19 @@ class NetworkReplicas:
     ) -> Carrying:
         """Carry an image [C, H, W], uint8, through a replica; return all outputs, one behind the other."""
         assert x is not None
-        share = path.share
-        share.image[...] = x
+        program = path.share.program
+        program.image[...] = x
         if self._group.rank in path.ranks:
             with self._group.moving():  # what others need of their images, and their outputs
-                share.compute()
+                program.run()
         else:
-            share.begin()
-            yield 1, share.has_outputs
-            share.take_outputs()
-        return np.concatenate([array.reshape(-1) for array in share.outputs.values()])
+            program.begin()
+            yield 1, program.has_outputs
+            program.take_outputs()
+        return np.concatenate([array.reshape(-1) for array in program.outputs.values()])
 
     @contextmanager
     def metered(self, count: bool, *, begins: bool = True) -> Iterator[None]:
         """Count what is done within, if it counts."""
         with metered(self._meter if count else Meter(), self._group):
             yield
-
-
-def _name(net: ConvNet, nodes: Span) -> str:
-    """Return a segment's name: of its first and last node."""
-    own = net.nodes[nodes.slice]
-    return " to ".join(dict.fromkeys([own[0].name, own[-1].name])) if own else "brings"
-
-
-def _exchange(
-    net: ConvNet, group: Group, steps: Sequence[ExchangeStep], have: Sequence[Placed], places: Sequence[Placed]
-) -> RankExchange:
-    """Return a rank's part in exchanges that are one: what goes from a piece to a rank is one message.
-
-    Parameters
-    ----------
-    have, places
-        This rank's arrays: of the pieces that it has, and for what it needs.
-    """
-
-    def in_box(value: str, of: Placed) -> InBox:
-        return placed(net, value, *of.get(value, (NOTHING, _NONE)))
-
-    items = []
-    for step in steps:
-        value = step.value.name
-        pieces = [[boxed(net, value, map_box(own, (0, rank))) for own in step.have] for rank in range(group.size)]
-        layout = Layout(tuple(tuple(own) for own in pieces), partial=step.partial)
-        want = Layout.of(boxed(net, value, map_box(step.want, (0, rank))) for rank in range(group.size))
-        items.append(
-            Item(
-                layout,
-                want,
-                [in_box(value, of) for of in have],
-                [in_box(value, of) for of in places if value in of],
-            )
-        )
-    return RankExchange.of(group, items, group.coding, by_rows=False)
-
-
-def _lies(have: Sequence[Placed], piece: Piece) -> dict[str, Numbers]:
-    """Return where values lie of which a rank has just the box that a piece needs: nothing is to be copied."""
-    return {
-        value: array.reshape(-1)
-        for own in have
-        for value, (box, array) in own.items()
-        if piece.walk.needs.get(value) == box and array.flags.c_contiguous
-    }

@@ -17,7 +17,6 @@ memory, one after the other, and those of one shape within the image the same se
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -29,65 +28,42 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.messages import Opened, View, opened, packed
 from hepti_mpi.comm.mpi import Tag
 from hepti_mpi.comm.wires import Coding, Message
-from hepti_mpi.kernels.slab import Bind, PieceGraph, Placed, Shared, Slab, part, shape_of
+from hepti_mpi.kernels.slab import Placed, Slab
 from solver.base.arrays import Numbers
-from solver.model.convnet import ConvNet, MapBox
-from solver.schedule.networks.pieces import Piece, map_box, tile_pieces
 from solver.schedule.networks.steps import SegmentShares
 
 NO_MORE = -1
 LOOK_S = 1e-3  # so often rank 0 looks for messages while it computes
 
 
+Parts = Mapping[str, Numbers]  # by the value, or strip: a part of it
+
+
 class TileTasks:
-    """What a rank does of a segment that is cut by tiles. The loop over segments takes it for a slab.
+    """What a rank does of a segment that is cut by tiles, which runs as a piece of others does.
 
     Parameters
     ----------
-    net, shares, group
-        The network, what follows from the segment, and all ranks.
+    shares, group
+        The segment, and all ranks.
+    slabs
+        What computes tiles on this rank, by their numbers.
+    parts
+        On rank 0, of every tile what it needs and what it leaves, where these lie.
 
     Attributes
     ----------
-    graphs
-        What computes tiles, as nodes; it runs when they are bound to those that are made.
-    needs, leaves
-        On rank 0 all that comes in, and all that the segment leaves; on others nothing.
     computed
         How many tiles this rank has computed.
     """
 
-    def __init__(self, net: ConvNet, shares: SegmentShares, group: Group) -> None:
-        self.net, self.group, self.computed = net, group, 0
+    def __init__(
+        self, shares: SegmentShares, group: Group, slabs: Mapping[int, Slab], parts: Sequence[tuple[Parts, Parts]]
+    ) -> None:
         assert shares.tiles is not None
-        self.tiles, self.owners, self.beside = tile_pieces(shares), shares.tiles.owners, shares.tiles.beside
+        self.group, self.computed, self._slabs, self._parts = group, 0, slabs, parts
+        self.owners, self.beside = shares.tiles.owners, shares.tiles.beside
         self.thieves = shares.segment.active if shares.segment.stealing else ()
-        rank = group.rank
-        needed = {value: map_box(region, (0, rank)) for value, region in shares.needs.items()}
-        self.needs: Placed = {
-            value: (box, Shared().array(net, value, box)) for value, box in needed.items() if box.size
-        }
-        self.leaves: Placed = {}
-        for value in shares.after if rank == 0 else ():
-            every = net.extent(value)
-            made = np.empty(shape_of(net, value, every), np.float32)
-            self.leaves[value] = self.needs[value] if value in shares.before else (every, made)
-        self._strips: list[Placed] = [
-            {strip.name: (strip.box, Shared().array(net, strip.value, strip.box)) for strip in tile.given}
-            for tile in (self.tiles if rank == 0 else ())
-        ]
-        able = shares.able(rank)
-        shared = Shared(_room(net, [self.tiles[number] for number in able]), in_place=True)
-        self._slabs = {number: Slab(net, self.tiles[number], shared) for number in able}
-
-    @property
-    def graphs(self) -> Sequence[PieceGraph]:  # noqa: D102
-        return [graph for slab in self._slabs.values() for graph in slab.graphs]
-
-    def bind(self, ready: Mapping[bytes, Bind]) -> None:
-        """Take the graphs that are ready to run, by their keys."""
-        for slab in self._slabs.values():
-            slab.bind(ready)
 
     def run(self) -> None:
         """Compute tiles until there are no more; on rank 0, until all are there."""
@@ -96,13 +72,13 @@ class TileTasks:
             return
         while (number := int(self._receive(np.empty(1, np.int64))[0])) != NO_MORE:
             slab = self._slabs[number]
-            for views in _messages(self.net, slab.needs):
+            for views in _messages(_arrays(slab.needs)):
                 coming = _awaited(views, self.group.coding)
                 self._receive(coming.message)
                 coming.take()
             slab.run()
             self.computed += 1
-            for views in _messages(self.net, slab.leaves):
+            for views in _messages(_arrays(slab.leaves)):
                 self.group.post_send(packed(views, self.group.coding, by_rows=False), 0, Tag.TILE)
 
     def _receive(self, message: Message) -> Message:
@@ -111,32 +87,29 @@ class TileTasks:
 
     def compute_own(self, number: int) -> int:
         """Compute a tile on rank 0, and return its number."""
-        slab = self._slabs[number]
-        for value, (_, array) in slab.needs.items():
-            np.copyto(array, self.needed(number)[value][1])
+        slab, needed, left = self._slabs[number], self.needed(number), self.left(number)
+        for name, (_, array) in slab.needs.items():
+            array.reshape(needed[name].shape, copy=False)[...] = needed[name]
         slab.run()
-        for value, (_, array) in slab.leaves.items():
-            np.copyto(self.left(number)[value][1], array)
+        for name, (_, array) in slab.leaves.items():
+            left[name][...] = array.reshape(left[name].shape)
         self.computed += 1
         return number
 
-    def needed(self, number: int) -> Placed:
+    def needed(self, number: int) -> Parts:
         """Return what a tile needs, of what rank 0 has."""
-        walk, beside = self.tiles[number].walk, self.beside[number]
-        needs = {value: walk.needs[value] for value in self.needs if value in walk.needs}
-        strips = {strip.name: self._strips[beside[strip.side]][strip.name] for strip in walk.taken}
-        return _parts(self.net, self.needs, needs) | strips
+        return self._parts[number][0]
 
-    def left(self, number: int) -> Placed:
+    def left(self, number: int) -> Parts:
         """Return where on rank 0 goes what a tile leaves."""
-        return _parts(self.net, self.leaves, self.tiles[number].boxes) | self._strips[number]
+        return self._parts[number][1]
 
 
 class Gateway:
     """An image's tiles on rank 0: whose are left, which are here, who computes which, and what comes back."""
 
     def __init__(self, tasks: TileTasks) -> None:
-        self._tasks, self._group, self._net = tasks, tasks.group, tasks.net
+        self._tasks, self._group = tasks, tasks.group
         self._beside = tasks.beside
         self._left: list[list[int]] = [[] for _ in range(tasks.group.size)]
         for number in sorted(range(len(tasks.owners)), key=lambda number: len(self._beside[number]) > 0):
@@ -177,7 +150,7 @@ class Gateway:
         given = self._given[peer]
         while len(given) < 2 and (number := self._next(peer, idle=not given)) is not None:
             self._group.post_send(np.array([number]), peer, Tag.TILE)
-            for views in _messages(self._net, self._tasks.needed(number)):
+            for views in _messages(self._tasks.needed(number)):
                 self._group.post_send(packed(views, self._group.coding, by_rows=False), peer, Tag.TILE)
             given.append(number)
             if len(given) == 1:
@@ -188,7 +161,7 @@ class Gateway:
 
     def _expect(self, peer: int) -> None:
         """Post the receive of what the tile leaves that a rank computes."""
-        (views,) = _messages(self._net, self._tasks.left(self._given[peer][0]))
+        (views,) = _messages(self._tasks.left(self._given[peer][0]))
         coming = _awaited(views, self._group.coding)
         self._coming[peer] = self._group.post_receive(coming.message, peer, Tag.TILE), coming
 
@@ -207,14 +180,15 @@ class Gateway:
                 self._expect(peer)
 
 
-def _parts(net: ConvNet, of: Placed, boxes: Mapping[str, MapBox]) -> Placed:
-    """Return boxes of values as views into arrays of larger ones."""
-    return {value: (box, part(net, value, of[value][1], of[value][0], box)) for value, box in boxes.items()}
+def _arrays(placed: Placed) -> Parts:
+    return {name: array for name, (_, array) in placed.items()}
 
 
-def _messages(net: ConvNet, parts: Placed) -> list[list[View]]:
+def _messages(parts: Parts) -> list[list[View]]:
     """Return the messages with these parts, in the order of their names: pixels of the image, and numbers."""
-    found = [[parts[value][1] for value in sorted(parts) if (value == net.input) is pixels] for pixels in (True, False)]
+    found = [
+        [parts[name] for name in sorted(parts) if (parts[name].dtype == np.uint8) is pixels] for pixels in (True, False)
+    ]
     return [views for views in found if views]
 
 
@@ -222,12 +196,3 @@ def _awaited(views: Sequence[View], coding: Coding) -> Opened:
     """Return the place for a message that fills these arrays."""
     places = [[((), view)] for view in views]
     return opened([view.shape for view in views], places, views[0].dtype, coding, by_rows=False)
-
-
-def _room(net: ConvNet, tiles: Sequence[Piece]) -> dict[str, Numbers]:
-    """Return memory for the largest box of every value, or strip, that a tile needs or leaves."""
-    most: dict[str, int] = {}
-    for tile in tiles:
-        for name, (value, box) in (tile.coming | tile.going).items():
-            most[name] = max(most.get(name, 0), math.prod(shape_of(net, value, box)))
-    return {name: np.empty(size, np.uint8 if name == net.input else np.float32) for name, size in most.items()}

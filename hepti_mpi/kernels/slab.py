@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,12 +22,11 @@ from solver.base.arrays import Numbers
 from solver.base.spans import Span
 from solver.model.convnet import ConvNet, MapBox, Node, Picture
 from solver.model.kinds.operator import BROADCAST, POOLS, windows
-from solver.model.operators import GLOBAL_POOLS, LARGE_PRODUCT, VERBATIM
+from solver.model.operators import GLOBAL_POOLS, VERBATIM
 from solver.plan.holdings import TensorSlice
-from solver.plan.layout import Box
+from solver.schedule.networks.memory import coming_into, graphs_of
 from solver.schedule.networks.pieces import Piece, Reach, Strip, Walk
 
-LARGE = LARGE_PRODUCT  # numbers of its weights; several sessions compute what has more
 SMALL = 1 << 16  # numbers; larger tensors are not copied into the graph
 SMALL_IN_PLACE = 1 << 10  # where many graphs have the same
 Placed = dict[str, tuple[MapBox, Numbers]]  # of values, a box and an array for it
@@ -70,7 +69,8 @@ class Shared:
     Parameters
     ----------
     room
-        By the name, memory for what each needs or leaves; what is not here has its own in each.
+        By the name, memory for what each needs or leaves, and for what its graphs leave each other; what is not here
+        has its own in each.
     in_place
         Whether all graphs use the same weights, where they are.
     """
@@ -118,10 +118,10 @@ class Slab:
         self.needs: Placed = {
             name: (box, shared.array(net, value, box, name)) for name, (value, box) in piece.coming.items()
         }
-        runs = _runs(net, piece.walk)
-        between = {value for run in runs for value in _coming(net, run)} - self.needs.keys()
+        walks = graphs_of(net, piece.walk)
+        between = {value for walk in walks for value in coming_into(net, walk)} - self.needs.keys()
         there = self.needs | {
-            value: (box, Shared().array(net, value, box)) for value, box in piece.walk.needs.items() if value in between
+            value: (box, shared.array(net, value, box)) for value, box in piece.walk.needs.items() if value in between
         }
         self.leaves: Placed = {}
         for name, (value, box) in piece.going.items():
@@ -130,7 +130,7 @@ class Slab:
             else:
                 self.leaves[name] = box, shared.array(net, value, box, name)
         places = self.leaves | there
-        self.graphs = [PieceGraph(net, run, piece.summed, places, piece.given, shared.in_place) for run in runs]
+        self.graphs = [PieceGraph(net, walk, piece.summed, places, piece.given, shared.in_place) for walk in walks]
         self._calls: list[Callable[[], None]] = []
 
     def bind(self, ready: Mapping[bytes, Bind]) -> None:
@@ -166,65 +166,6 @@ def index_of(net: ConvNet, value: str, box: MapBox, of: MapBox) -> tuple[Any, ..
     """Return a box of a value as an index into the array of a larger one, `of`: of one number a view, too."""
     rank = net.axes(value)
     return box.within(of) if rank == 3 else box.within(of)[:1] if rank == 1 else (...,)
-
-
-def boxed(net: ConvNet, value: str, box: MapBox) -> Box:
-    """Return a box by the axes that its array has as `placed` gives it: of what is no map, all of it or nothing."""
-    axes = net.axes(value)
-    if axes:
-        return Box(box.spans[:axes]) if box.size else Box.whole(*[0] * axes)
-    shape = net.shapes[value] or (1,)
-    return Box.whole(*(shape if box.size else [0] * len(shape)))
-
-
-def placed(net: ConvNet, value: str, box: MapBox, array: Numbers) -> tuple[Box, Numbers]:
-    """Return a box and its array; one number has an axis here."""
-    return boxed(net, value, box), array if array.ndim else array.reshape(1)
-
-
-def _runs(net: ConvNet, walk: Walk) -> list[Walk]:
-    """Return what each session computes of a walk: one all of it, but for large products.
-
-    While a session is made there are three copies of its weights: as read, as the graph has them, as they are laid out
-    anew. So of a large product several sessions compute some columns each, made one after the other.
-    """
-    runs: list[dict[int, Reach]] = [{}]
-    for number in sorted(walk.made):
-        pieces = _by_columns(net, net.nodes[number], walk.made[number])
-        if len(pieces) == 1:
-            runs[-1][number] = walk.made[number]
-        else:
-            runs += [*({number: piece} for piece in pieces), {}]
-    return [_run(net, walk, made) for made in runs if made]
-
-
-def _run(net: ConvNet, walk: Walk, made: Mapping[int, Reach]) -> Walk:
-    """Return a walk's part with some nodes: it needs of their outputs what these make, and strips nobody else has."""
-    others = {net.nodes[number].output for number in walk.made.keys() - made.keys()}
-    taken = tuple(strip for strip in walk.taken if strip.value not in others)
-    joined = {strip.value for strip in taken}
-    outputs = ((net.nodes[number].output, reach.made) for number, reach in made.items())
-    own = {value: walk.needs[value].intersect(box) for value, box in outputs if value not in joined}
-    return Walk({**walk.needs, **own}, made, taken)
-
-
-def _by_columns(net: ConvNet, node: Node, reach: Reach) -> list[Reach]:
-    """Return a node's box in one piece, or that of a large product in pieces for which few weights are read."""
-    own = reach.made.channels
-    pieces = -(-own.size * net.tensors[node.inputs[1]][1] // LARGE) if node.op == "Gemm" else 1
-    step = -(-own.size // max(pieces, 1))
-    return [
-        replace(reach, made=replace(reach.made, channels=Span(start, min(start + step, own.stop))))
-        for start in range(own.start, own.stop, step)
-    ]
-
-
-def _coming(net: ConvNet, walk: Walk) -> list[str]:
-    """Return the values that nodes of a walk need, and none of them makes, nor is taken of neighbours."""
-    within = {net.nodes[number].output for number in walk.made} | {strip.value for strip in walk.taken}
-    of_nodes = [(net.values_of(net.nodes[number]), reach.needs) for number, reach in walk.made.items()]
-    used = {value for values, boxes in of_nodes for value, box in zip(values, boxes, strict=True) if box.size}
-    return [value for value in walk.needs if value in used - within]
 
 
 def _info(name: str, array: Numbers) -> ValueInfoProto:
@@ -292,7 +233,7 @@ class PieceGraph:
     def _build(self, left: Mapping[str, tuple[str, MapBox]]) -> dict[str, str]:
         """Make the nodes, and name the values and strips that come in, as the graph's inputs."""
         net = self._net
-        coming = {value: f"in:{value}" for value in _coming(net, self._walk)}
+        coming = {value: f"in:{value}" for value in coming_into(net, self._walk)}
         for value, name in coming.items():
             self._names[value, self._walk.needs[value]] = (
                 self._normalised(name) if value == net.input else self._as_it_was(value, name)

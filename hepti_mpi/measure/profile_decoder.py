@@ -20,6 +20,7 @@ import numpy as np
 
 from hepti_mpi.base.memory import free_bytes, give_back, large_pages
 from hepti_mpi.comm.direct import Direct
+from hepti_mpi.comm.exchange import Item, RankExchange
 from hepti_mpi.comm.group import Group, host_name
 from hepti_mpi.comm.wires import EXACT
 from hepti_mpi.decoding.ranks import Embedding, Ranks, merged
@@ -30,7 +31,6 @@ from hepti_mpi.measure.profile_kernels import ELEMENTS, measure_unrest, random_n
 from hepti_mpi.measure.profile_links import Links, measure_links, measure_messages
 from hepti_mpi.measure.random_decoder import RandomDecoder
 from hepti_mpi.measure.timing import TimedCall, seconds_of
-from hepti_mpi.program.program import exchange_calls
 from hepti_mpi.program.share import Share
 from solver.base import clock
 from solver.base.environment import omp_threads
@@ -269,8 +269,8 @@ def _sum_of_a_row(group: Group, direct: Direct, width: int) -> Callable[[], obje
     (step,) = exchanges("sum", value, (everyone,), everyone, partial=True, two_steps=False)
     box, numbers = Box.whole(*value.shape), random_numbers()
     own, total = (np.resize(numbers, value.shape) for _ in "st")
-    (call,) = exchange_calls(step, [(box, own)], [(box, total)], group, direct, EXACT, equal=True)
-    return call
+    item = Item(*step.layouts(), [(box, own)], [(box, total)])
+    return RankExchange.of(group, [item], EXACT, equal=True).over(direct)
 
 
 def measure_exchange(graphs: RandomDecoder, group: Group, links: Links, here: DecoderMeasures) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.kernels.backends import ONNXRUNTIME, run_maker
 from hepti_mpi.kernels.kinds.heads import check_width, turning_tables
 from hepti_mpi.kernels.kinds.held import PartRun
+from hepti_mpi.program.graphs import Graphs
 from hepti_mpi.program.source import RunTensors
 from hepti_mpi.program.state import HeadsLayout, KeptHeads, move_heads
 from solver.base.arrays import Array
@@ -91,7 +92,7 @@ class Passes(Protocol):
 AnyPasses = TypeVar("AnyPasses", bound=Passes, covariant=True)
 
 
-class Share(Generic[AnyPasses]):
+class Share(Graphs[RunKey, tuple[RankRun, frozenset[str]], ShareGraphs], Generic[AnyPasses]):
     """A rank's share of a model.
 
     Parameters
@@ -117,18 +118,13 @@ class Share(Generic[AnyPasses]):
         self, passes: AnyPasses, rank: int, before: Share[AnyPasses] | None = None, *, backend: str = ONNXRUNTIME
     ) -> None:
         self.passes, self.rank, self.backend = passes, rank, backend
-        self.graphs: dict[RunKey, ShareGraphs] = {}
         self.state: dict[str, KeptHeads] = {}
         self._turns: dict[Rope, Mapping[str, Array]] = {} if before is None else before._turns
-        self._lacking: dict[RunKey, tuple[RankRun, frozenset[str]]] = {}
+        runs: dict[RunKey, tuple[RankRun, frozenset[str]]] = {}
         for run, leaves in self._runs():
-            key = key_of(run)
-            if key in self.graphs or key in self._lacking:
-                continue
-            if before is not None and key in before.graphs:
-                self.graphs[key] = before.graphs[key]
-            else:
-                self._lacking[key] = run, leaves
+            runs.setdefault(key_of(run), (run, leaves))
+        super().__init__(runs.items(), [before] if before else [])
+        for run, _ in runs.values():
             for part, region in run:
                 if part.recalls:
                     self._keep(part, region[HEAD], before)

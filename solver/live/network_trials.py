@@ -20,7 +20,8 @@ from solver.live.turns import ERROR
 from solver.model.convnet import ConvNet
 from solver.plan.segments import SegmentPlan, among
 from solver.programs.convnets.segments import solve_network
-from solver.schedule.networks.segment_steps import memory_of, net_setting, predicted
+from solver.schedule.networks.memory import memory_of
+from solver.schedule.networks.segment_steps import net_setting, predicted
 from solver.systems.convnets.single import alone
 
 NAMED = 4  # devices of a plan; more are counted

@@ -4,22 +4,29 @@ What a value is on a rank has one place, the hull of all that it computes, has o
 writes where it is read, and what arrives lies where it is needed. Summands have a place of their own. Places are used
 again by values that come after the last step that reads or sends them. The engine allocates them, and a price of memory
 counts them.
+
+Of a network a place is what one graph takes or leaves: a graph reads what lies side by side, and rows of a map do not
+(`solver.schedule.networks.memory`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from operator import itemgetter
+from typing import Protocol
 
 from solver.base.spans import Span
-from solver.model.kinds.part import ROW, Part, RankRegion, Value, there
+from solver.model.kinds.part import ROW, Part, RankRegion, there
 from solver.plan.decoder_plan import ROWS_BY_MPI
-from solver.plan.layout import Box, moves
+from solver.plan.layout import Box, Layout, moves
 from solver.schedule.regions import box_of, lengths
 from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep, unfolded
 
 RankRun = tuple[tuple[Part, RankRegion], ...]  # what a rank computes in a step: parts, and its region of each
-Used = list[tuple[str, Box]]  # the boxes that a rank has of values, by the names of their places
+Used = Sequence[tuple[str, Box]]  # the boxes that a rank has of values, by the names of their places
+FLOAT_BYTES = 4
 
 
 class Places:
@@ -29,6 +36,8 @@ class Places:
     ----------
     used
         Of every step the boxes that this rank has of values. A place is free again after the last step that uses it.
+    pixels
+        The places whose numbers are bytes.
 
     Attributes
     ----------
@@ -37,11 +46,11 @@ class Places:
     memory
         Of every place in which memory it lies.
     sizes
-        Of every memory how many numbers it has.
+        Of every memory how many numbers of four bytes it has.
     """
 
-    def __init__(self, used: Sequence[Used]) -> None:
-        self.boxes = joined(pair for step in used for pair in step)
+    def __init__(self, used: Sequence[Used], pixels: Collection[str] = ()) -> None:
+        self.boxes, self.pixels = joined(pair for step in used for pair in step), pixels
         self.memory: dict[str, int] = {}
         self.sizes: list[int] = []
         last = {name: number for number, step in enumerate(used) for name, _ in step}
@@ -49,20 +58,24 @@ class Places:
         for number, step in enumerate(used):
             for name in dict.fromkeys(name for name, _ in step):
                 if name not in self.memory:
-                    self.memory[name] = self._taken(free, self.boxes[name].size)
+                    size = self.boxes[name].size
+                    self.memory[name] = self._taken(free, -(-size // FLOAT_BYTES) if name in pixels else size)
             free += [self.memory[name] for name in dict.fromkeys(name for name, _ in step) if last[name] == number]
 
     def _taken(self, free: list[int], size: int) -> int:
-        """Return a memory for so many numbers: one that is free, where one has as many."""
-        for place, number in enumerate(free):
-            if self.sizes[number] == size:
-                return free.pop(place)
-        self.sizes.append(size)
-        return len(self.sizes) - 1
+        """Return a memory for so many numbers: the least free one that has as many, or the largest, which grows."""
+        if not free:
+            self.sizes.append(size)
+            return len(self.sizes) - 1
+        enough = [number for number in free if self.sizes[number] >= size]
+        found = min(enough, key=self.sizes.__getitem__) if enough else max(free, key=self.sizes.__getitem__)
+        free.remove(found)
+        self.sizes[found] = max(self.sizes[found], size)
+        return found
 
     @property
     def numbers(self) -> int:
-        """How many numbers lie in all of them."""
+        """How many numbers of four bytes lie in all of them."""
         return sum(self.sizes)
 
 
@@ -80,25 +93,67 @@ def _hull(one: Box, other: Box) -> Box:
     return Box(tuple(Span(min(a.start, b.start), max(a.stop, b.stop)) for a, b in pairs))
 
 
+class OwnStep(Protocol):
+    """A rank's part in a step."""
+
+    @property
+    def used(self) -> Used:
+        """The boxes that it has of values, by the names of their places."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class OwnExchange:
-    """A rank's part in an exchange.
+class OwnItem:
+    """A value in an exchange, as a rank has it.
 
     Parameters
     ----------
-    source
-        The name of the place from which this rank sends.
+    have, want
+        What all ranks have, and want.
+    pieces, places
+        This rank's boxes of `have`, in their order, and what it wants, each with the place where it lies. Several
+        places may want the same.
     """
 
-    step: ExchangeStep
-    rank: int
-    source: str
+    have: Layout
+    want: Layout
+    pieces: Used
+    places: Used
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnExchange:
+    """A rank's part in an exchange, or in several that are one: what goes from a piece to a rank is one message.
+
+    Parameters
+    ----------
+    steps
+        The exchanges.
+    items
+        Of every value.
+    by_rows
+        Whether numbers that lie as they travel are sent from there, and rows have scales of their own; else what is
+        sent is a copy.
+    ahead
+        Whether receives are posted before the computation ahead of it, of which each piece is sent once it is done.
+    equal
+        Whether all ranks go on with what travelled.
+    """
+
+    steps: tuple[ExchangeStep, ...]
+    items: tuple[OwnItem, ...]
+    by_rows: bool = True
+    ahead: bool = False
+    equal: bool = False
+
+    @property
+    def by_sockets(self) -> bool:
+        """Whether it goes by connections of our own, not by MPI: where rows are few."""
+        return self.by_rows and all(map(by_sockets, self.steps))
 
     @property
     def used(self) -> Used:
         """The boxes that it has of values."""
-        places = zip((self.source, self.step.value.name), self.step.layouts(), strict=True)
-        return [(name, box) for name, layout in places for box in layout.boxes[self.rank]]
+        return [own for item in self.items for own in (*item.pieces, *item.places) if own[1].size]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,13 +180,22 @@ class OwnCompute:
         return [*self.reads.items(), *((place, box) for place, _, box in self.written)]
 
 
-OwnStep = OwnCompute | OwnExchange
+def places_of(
+    every: Sequence[tuple[OwnStep, Called]], given: Used = (), pixels: Collection[str] = (), *, stays: bool = False
+) -> Places:
+    """Return where a rank's values lie in a pass of these steps, which begins with some; those may stay to its end.
 
-
-def places_of(every: Sequence[tuple[OwnStep, Called]], begins: Value | None) -> Places:
-    """Return where a rank's values lie in a pass of these steps, which begins with a value where it has that."""
-    given = [] if begins is None else [(begins.name, Box.whole(*begins.shape))]
-    return Places([given, *([(called(name), box) for name, box in step.used] for step, called in every)])
+    Where messages may arrive before a computation, their places are taken from then on.
+    """
+    used: list[list[tuple[str, Box]]] = [[*given]]
+    since = 1  # the last exchange
+    for step, called in every:
+        used.append([(called(name), box) for name, box in step.used])
+        if isinstance(step, OwnExchange):
+            if step.ahead:
+                used[since] += [(called(name), box) for item in step.items for name, box in item.places]
+            since = len(used)
+    return Places([*used, given if stays else ()], pixels)
 
 
 def by_sockets(step: ExchangeStep) -> bool:
@@ -139,36 +203,50 @@ def by_sockets(step: ExchangeStep) -> bool:
     return bool(lengths(step.want[ROW]).max() < ROWS_BY_MPI)
 
 
-def arriving(every: Iterable[tuple[OwnStep, Called]], places: Places, coded: Callable[[ExchangeStep], bool]) -> int:
+def arriving(
+    every: Iterable[tuple[OwnStep, Called]], rank: int, places: Places, coded: Callable[[ExchangeStep], bool]
+) -> float:
     """Return how many numbers lie where messages arrive that cannot arrive in their places, and where they are coded.
 
     One exchange runs at a time: messages share such a place that are of one shape, and in the same turn in theirs.
     """
-    found: dict[tuple[object, ...], int] = {}
-    exchanges = {id(own.step): (own, called) for own, called in every if isinstance(own, OwnExchange)}
+    found: dict[tuple[object, ...], float] = {}
+    exchanges = {id(own): (own, called) for own, called in every if isinstance(own, OwnExchange)}
     for own, called in exchanges.values():
-        of_peers: dict[tuple[int, int], list[Box]] = {}
-        for move in moves(*own.step.layouts()):
-            if move.receiver == own.rank:
-                of_peers.setdefault((move.sender, move.piece), []).append(move.box)
-        for turn, (_, parts) in enumerate(sorted(of_peers.items())):
-            size = sum(box.size for box in parts)
-            key = turn, size, parts[0].shape[-1] if len(parts) == 1 else size
-            hull = places.boxes.get(called(own.step.value.name))
-            if own.step.partial or len(parts) > 1 or hull is None or not parts[0].lies_together(hull):
-                found[key] = size
-            if coded(own.step):
+        of_peers: dict[tuple[int, int, bool], list[tuple[OwnItem, Box]]] = {}
+        for item in own.items:
+            pixels = any(called(name) in places.pixels for name, _ in item.places)
+            for move in moves(item.have, item.want):
+                if move.receiver == rank:
+                    of_peers.setdefault((move.sender, move.piece, pixels), []).append((item, move.box))
+        for turn, ((_, _, pixels), parts) in enumerate(sorted(of_peers.items(), key=itemgetter(0))):
+            size = sum(box.size for _, box in parts)
+            width = parts[0][1].shape[-1] if len(parts) == 1 and own.by_rows else size
+            key = turn, size, width, pixels
+            if not _arrives_in_place(parts, called, places):
+                found[key] = size / FLOAT_BYTES if pixels else size
+            if not pixels and any(map(coded, own.steps)):
                 found["coded", *key] = size
     return sum(found.values())
 
 
-def own_steps(steps: Sequence[AnyStep], rank: int) -> list[tuple[OwnStep, Called]]:
+def _arrives_in_place(parts: Sequence[tuple[OwnItem, Box]], called: Called, places: Places) -> bool:
+    """Return whether a message is all of what one place wants of a value, side by side."""
+    (item, box), *others = parts
+    touched = [(name, own) for name, own in item.places if own.touches(box)]
+    if others or item.have.partial or len(touched) != 1:
+        return False
+    name, own = touched[0]
+    return box.intersect(own) == box and box.lies_together(places.boxes[called(name)])
+
+
+def own_steps(steps: Sequence[AnyStep], rank: int) -> list[tuple[OwnCompute | OwnExchange, Called]]:
     """Return a rank's part in every step, of every layer, and what values are called there; of `unfolded` steps."""
     own = dict(zip(map(id, steps), _own_parts(steps, rank), strict=True))
     return [(own[id(step)], called) for step, called in unfolded(steps)]
 
 
-def _own_parts(steps: Sequence[AnyStep], rank: int) -> Iterator[OwnStep]:
+def _own_parts(steps: Sequence[AnyStep], rank: int) -> Iterator[OwnCompute | OwnExchange]:
     """Yield a rank's part in every step.
 
     What it computes of some values cannot lie where these are wanted: summands are no part of the sum, and a graph
@@ -179,16 +257,21 @@ def _own_parts(steps: Sequence[AnyStep], rank: int) -> Iterator[OwnStep]:
     read = {value.name for part in computed for value in part.reads} | {step.value.name for step in exchanges}
     summed, apart = {step.value.name for step in exchanges if step.partial}, set[str]()
     for exchange in exchanges:
-        have, want = (layout.boxes[rank] for layout in exchange.layouts())
-        if exchange.partial or any(own.spans[1:] != other.spans[1:] for own in have for other in want):
+        own_boxes, wanted = (layout.boxes[rank] for layout in exchange.layouts())
+        if exchange.partial or any(own.spans[1:] != other.spans[1:] for own in own_boxes for other in wanted):
             apart.add(exchange.value.name)
-    for step in steps:
+    for step, after in zip_longest(steps, steps[1:]):
         if isinstance(step, ComputeStep):
             yield _own_compute(step, rank, apart, read)
             continue
         name = step.value.name
         first = step.partial or name not in summed  # else from where the sum is
-        yield OwnExchange(step, rank, f"{name} +" if first and name in apart else name)
+        source = f"{name} +" if first and name in apart else name
+        have, want = step.layouts()
+        pieces, places = [(source, box) for box in have.boxes[rank]], [(name, box) for box in want.boxes[rank]]
+        item = OwnItem(have, want, pieces, places)
+        goes_on = isinstance(after, ExchangeStep) and after.value == step.value
+        yield OwnExchange((step,), (item,), equal=not goes_on)
 
 
 def _own_compute(step: ComputeStep, rank: int, apart: Collection[str], read: Collection[str]) -> OwnCompute:

@@ -18,10 +18,10 @@ from solver.model.kinds.operator import IMAGE_ROW
 from solver.model.operators import flop
 from solver.plan.plan import Wire
 from solver.plan.segments import SegmentPlan
+from solver.schedule.networks.memory import memory_of
 from solver.schedule.networks.segment_steps import (
     NetSetting,
     compute_s,
-    memory_of,
     net_setting,
     of_devices,
     part_of,

@@ -96,7 +96,7 @@ def slices_of(net, plan, world):
 
 
 def graphs_of(net, plan, world):
-    return [graph for step in NetworkShare(net, plan, world)._steps for slab in step.slabs for graph in slab.graphs]
+    return [graph for slab in NetworkShare(net, plan, world).program.slabs for graph in slab.graphs]
 
 
 def bytes_of(slices, tensors):
@@ -111,7 +111,7 @@ def test_where_memory_is_short_a_network_keeps_no_tensors_and_reads_those_of_gra
     held = HeldPlans(lambda plan, before: NetworkShare(net, plan, world, before=before), source, changes=True)
     one, other = (random_plan(net, rng, world.size) for _ in "ab")
     held.load(one)
-    before, ready = source.got_bytes, held.of(0).ready
+    before, ready = source.got_bytes, held.of(0).graphs
     assert not held.of(0).tensors
 
     held.load(one)

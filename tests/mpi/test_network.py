@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from solver.schedule.networks.memory import places_numbers
 from tests import sweeps
 from tests.kit.convnets import emulate, plan_of, random_net, random_plan
 from tests.kit.in_memory import network_of
@@ -26,3 +27,18 @@ def test_ranks_compute_what_one_rank_does(seed, tiles, world):
         whole = emulate(net, tensors, plan_of(net, [(len(net.nodes), "rows", [1.0])], 1), pixels)
         for value, array in network.outputs.items():
             np.testing.assert_allclose(array, whole[value], rtol=0, atol=1e-5 * max(np.abs(whole[value]).max(), 1e-6))
+
+
+@pytest.mark.parametrize(("seed", "tiles"), sized(sweeps.cycled(16, sweeps.seeds(16, 40), [False, True]), 3))
+def test_memory_of_an_image_is_that_which_was_priced(seed, tiles, world):
+    """Of every rank, to the byte, where numbers travel as they are; with what arrives."""
+    rng = np.random.default_rng([seed, world.size, 1])
+    net, tensors = random_net(rng, verbatim=seed % 2 == 0)
+    plan = random_plan(net, rng, world.size, tiles=tiles)
+    network = network_of(tensors, net, plan, world)
+
+    network.run()
+
+    world.finish_sending()
+    taken = world.on_all(lambda: network.program.taken_bytes)
+    assert taken == [4 * numbers for numbers in places_numbers(net, plan)]

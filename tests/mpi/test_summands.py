@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from hepti_mpi.comm.direct import Direct
+from hepti_mpi.comm.exchange import Item, RankExchange
 from hepti_mpi.comm.wires import EXACT, coding
-from hepti_mpi.program.program import Memory, exchange_calls
+from hepti_mpi.program.compiled import Memory
 from solver.model.kinds.part import Residual
 from solver.plan.plan import Wire
-from solver.schedule.places import Places
+from solver.schedule.places import Places, by_sockets
 from solver.schedule.regions import some_have
 from solver.schedule.schedule import exchanges
 from tests import sweeps
@@ -36,7 +37,8 @@ def summing(world, direct, stage, senders, rows, width, wire=EXACT, *, two_steps
             [(box, memory.view(name, box)) for box in layout.boxes[world.rank]]
             for name, layout in zip(names, layouts, strict=True)
         ]
-        calls += exchange_calls(step, *lies, world, direct, wire, equal=step is steps[-1])
+        exchange = RankExchange.of(world, [Item(*layouts, *lies)], wire, equal=step is steps[-1])
+        calls += [exchange.over(direct)] if by_sockets(step) else [exchange.run, world.finish_sending]
 
     def run():
         for call in calls:

@@ -43,14 +43,13 @@ from solver.programs.convnets.segment_polish import (
     let_edges_first,
     seconds_by_rows,
 )
+from solver.schedule.networks.memory import check_memory, lacking
 from solver.schedule.networks.segment_steps import (
     Ints,
     NetSetting,
     all_ended,
-    check_memory,
     compute_s,
     copied,
-    lacking,
     made_s,
     net_setting,
     predicted,

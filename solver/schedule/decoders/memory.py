@@ -19,6 +19,7 @@ from solver.model.kinds.part import WORD, PartTensor
 from solver.model.kinds.weight import PRECISIONS
 from solver.model.precision import Precision
 from solver.plan.decoder_plan import DecoderPlan
+from solver.plan.layout import Box
 from solver.plan.plan import Wire
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.passes import DecoderPasses
@@ -145,8 +146,8 @@ def chunk_numbers(model: Decoder, plan: DecoderPlan) -> list[int]:
     found = [0] * len(plan.devices)
     for rank in {rank for stage in plan.stages for rank in stage.ranks}:
         every = own_steps(steps, rank)
-        places = places_of(every, given if rank in passes.first else None)
-        found[rank] = places.numbers + arriving(every, places, coded)
+        places = places_of(every, [(given.name, Box.whole(*given.shape))] if rank in passes.first else ())
+        found[rank] = places.numbers + int(arriving(every, rank, places, coded))
     return found
 
 

@@ -26,9 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Span
-from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
+from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats, Kernel
 from solver.cluster.nodes import NodeSpeeds
 from solver.model.convnet import FLOAT_BYTES, ConvNet, Node
@@ -477,41 +476,6 @@ def _bytes_of(net: ConvNet, tensors: Iterable[str]) -> int:
     return FLOAT_BYTES * sum(math.prod(net.tensors[name]) for name in tensors)
 
 
-def memory_of(net: ConvNet, plan: SegmentPlan) -> list[int]:
-    """Return the bytes that every rank needs beside the program: weights, and what it needs and leaves of segments.
-
-    All tiles of a rank use the same memory, for what lies within them and for what they need and leave. Rank 0 has all
-    strips.
-    """
-    needed = weights_of(net, plan)
-    for shares in unrolled(net, plan):
-        lie = sum(volume(held.box).sum(0) for held in shares.after.values())
-        lie = lie + sum(volume(region)[0] for region in shares.needs.values())
-        within, tiles = np.zeros(1) + numbers_within(net, shares.compute).max(0), shares.tiles
-        for rank in range(len(plan.devices)):
-            numbers = int(np.broadcast_to(lie, shares.devices)[rank])
-            most = int(np.broadcast_to(within, shares.devices)[rank])
-            if tiles is not None:
-                able = shares.able(rank)
-                inner = np.broadcast_to(numbers_within(net, tiles), (1, len(tiles.owners)))[0]
-                most = max([most, *inner[able].tolist()])
-                numbers += sum(int(sizes[able].max(initial=0)) for sizes in _rooms(tiles).values())
-                numbers += 0 if rank else sum(int(volume(strip).sum()) for strip in tiles.taken.values())
-            needed[rank] += FLOAT_BYTES * (numbers + most)
-    return needed
-
-
-def _rooms(tiles: TileShares) -> dict[str, Lengths]:
-    """Return the numbers of every value, or strip, that tiles need or leave, [tiles]."""
-    found = {name: sizes[0].copy() for name, sizes in entering_numbers(tiles).items()}
-    for name, box in tiles.boxes.items():
-        found[name] = np.maximum(found.get(name, 0), volume(box)[0])
-    for value, side, taker, giver in tiles.given:
-        own = found[f"{value}:{side}"]
-        own[giver] = max(own[giver], volume(tiles.taken[value, side])[0, taker])
-    return found
-
-
 @lru_cache(maxsize=1 << 8)
 def numbers_within(net: ConvNet, compute: ComputeStep | TileShares) -> Lengths:
     """Return how many numbers that its nodes make a graph has at a time, at most, [pieces, p].
@@ -544,32 +508,6 @@ def numbers_within(net: ConvNet, compute: ComputeStep | TileShares) -> Lengths:
         most = np.maximum(most, np.where(here, total if node.op in ELEMENTWISE else with_all, 0))
         lies |= {value: lies[value] - size for value, size in ended.items()}
     return most
-
-
-def lacking(net: ConvNet, cluster: Cluster, plan: SegmentPlan) -> dict[int, int]:
-    """Return the bytes that devices which take part need more than they have."""
-    found = {}
-    for rank, needed in enumerate(memory_of(net, plan)):
-        more = needed + PROGRAM_BYTES - cluster.devices[rank].memory_bytes
-        if rank in (0, *plan.active) and more > 0:
-            found[rank] = more
-    return found
-
-
-def check_memory(net: ConvNet, cluster: Cluster, plan: SegmentPlan) -> None:
-    """Refuse a plan that some device has no memory for.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        Naming the device, what it needs and what it has.
-    """
-    for rank, more in lacking(net, cluster, plan).items():
-        device = cluster.devices[rank]
-        raise InfeasiblePlanError(
-            f"{net.name} needs {(device.memory_bytes + more) / MIB:.0f} MiB on {device.name}, which has "
-            f"{device.memory_bytes / MIB:.0f} MiB free: add devices or memory"
-        )
 
 
 def predicted(s: NetSetting, plan: SegmentPlan) -> SegmentPlan:

@@ -36,7 +36,8 @@ from solver.cluster.curves import Floats
 from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on, equal_shares
-from solver.schedule.networks.segment_steps import NetSetting, memory_of, net_setting, weights_of
+from solver.schedule.networks.memory import memory_of
+from solver.schedule.networks.segment_steps import NetSetting, net_setting, weights_of
 from solver.schedule.networks.steps import moved_between, unrolled
 from solver.systems.convnets.common import (
     cut_points,

@@ -20,7 +20,8 @@ from solver.model.operators import GLOBAL_POOLS, is_by_rows, row_part
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on
 from solver.schedule.exchange import of_matrix
-from solver.schedule.networks.segment_steps import NetSetting, check_memory, predicted, price_segments
+from solver.schedule.networks.memory import check_memory
+from solver.schedule.networks.segment_steps import NetSetting, predicted, price_segments
 from solver.schedule.networks.steps import Held, Regions, SegmentShares, all_on, live_on, moved_between, segment_shares
 
 

@@ -23,7 +23,8 @@ from solver.cluster.cluster import Cluster
 from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on
-from solver.schedule.networks.segment_steps import NetSetting, lacking, net_setting
+from solver.schedule.networks.memory import lacking
+from solver.schedule.networks.segment_steps import NetSetting, net_setting
 from solver.systems.convnets.common import chain_points, finished, plan_of, seconds_of, speed_shares
 
 GRIDS = ((3, 3), (4, 4), (5, 5))

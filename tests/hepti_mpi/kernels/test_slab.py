@@ -16,6 +16,7 @@ from hepti_mpi.base.memory import freed_at_once
 from hepti_mpi.kernels import slab
 from hepti_mpi.kernels.slab import Shared, Slab
 from solver.model.convnet import ConvNet, Node, Picture
+from solver.schedule.networks import memory
 from solver.schedule.networks.pieces import pieces_of, tile_pieces
 from solver.schedule.networks.steps import unrolled
 from tests.kit.chains import chain
@@ -79,7 +80,7 @@ def test_random_networks_by_tiles(seed, ranks):
 
 @pytest.mark.parametrize("seed", seeds(12, 60))
 def test_products_that_several_sessions_compute(seed, monkeypatch):
-    monkeypatch.setattr(slab, "LARGE", 24)
+    monkeypatch.setattr(memory, "LARGE_PRODUCT", 24)
     rng = np.random.default_rng(seed)
     net, tensors = products(rng) if seed % 3 else random_net(rng)
     pixels = rng.integers(0, 256, net.shapes["x"], dtype=np.uint8)

@@ -5,7 +5,7 @@ import pytest
 from solver.live.network_trials import networks_to_try, words_of
 from solver.live.turns import ERROR
 from solver.programs.convnets.segments import solve_network
-from solver.schedule.networks.segment_steps import memory_of
+from solver.schedule.networks.memory import memory_of
 from solver.systems.convnets import plan_network
 from tests.kit.chains import boards, chain
 from tests.kit.clusters import with_free

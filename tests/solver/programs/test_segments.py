@@ -14,7 +14,8 @@ from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on
 from solver.programs.convnets.segment_polish import apportioned
 from solver.programs.convnets.segments import Search, solve_network
-from solver.schedule.networks.segment_steps import memory_of, net_setting, price_segments, weights_of
+from solver.schedule.networks.memory import memory_of
+from solver.schedule.networks.segment_steps import net_setting, price_segments, weights_of
 from tests.kit import refused
 from tests.kit.chains import chain
 from tests.kit.clusters import pis

@@ -10,7 +10,8 @@ from solver.cluster.nodes import NodeCurve, NodeSpeeds
 from solver.model.convnet import ConvNet, Node
 from solver.model.operators import WorkKind, signature
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan
-from solver.schedule.networks.segment_steps import memory_of, net_setting, network_steps, price_segments, weights_of
+from solver.schedule.networks.memory import memory_of
+from solver.schedule.networks.segment_steps import net_setting, network_steps, price_segments, weights_of
 
 from dataclasses import replace  # isort: skip
 
@@ -129,5 +130,5 @@ def test_weights_and_memory():
     plan = plan_of(net, (1, (0.5, 0.5)), (2, (1.0, 0.0)))
 
     assert weights_of(net, plan) == [4 * (108 + 144), 4 * 108]
-    # It needs 5 rows of the image, leaves 4; the first needs 8 rows then, and leaves 8; the largest node within.
-    assert memory_of(net, plan)[1] == 4 * (108 + 5 * 15 + 4 * 20 + 4 * 20)
+    # It needs 5 rows of the image, in bytes, leaves 4; the first needs 8 rows then, leaves 8; the largest node within.
+    assert memory_of(net, plan)[1] == 4 * (108 + -(-5 * 15 // 4) + 4 * 20 + 4 * 20)

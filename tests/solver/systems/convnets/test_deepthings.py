@@ -12,15 +12,9 @@ from solver.cluster.cluster import MIB, PROGRAM_BYTES
 from solver.model.convnet import MapBox
 from solver.model.operators import flop
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, whole_parts
+from solver.schedule.networks.memory import memory_of
 from solver.schedule.networks.pieces import Strip, map_box, tile_pieces
-from solver.schedule.networks.segment_steps import (
-    memory_of,
-    net_setting,
-    network_steps,
-    pieces_flop,
-    price_segments,
-    weights_of,
-)
+from solver.schedule.networks.segment_steps import net_setting, network_steps, pieces_flop, price_segments, weights_of
 from solver.schedule.networks.steps import image_on_root, segment_shares, unrolled
 from solver.systems.convnets import plan_network
 from solver.systems.convnets.common import chain_points
@@ -160,13 +154,13 @@ def test_who_takes_strips_waits_for_the_slowest_that_gives_some():
 
 
 def test_memory_of_a_tile_by_hand():
-    """A worker holds the weights, one tile of the image, one that comes out, and between them input and output."""
+    """A worker holds the weights, a tile of the image in bytes, one that comes out, and between them both of a node."""
     net, plan = fused(NET, 4, 2, SegmentCut.TILES, (0.5, 0.5), (2, 2))
 
     weights = 4 * (8 * 3 * 9 + 8 * 8 * 9)
     assert weights_of(net, plan) == [weights, weights]
     pool = 8 * 8 * 8 + 8 * 4 * 4
-    assert memory_of(net, plan)[1] == weights + 4 * (3 * 9 * 9 + 8 * 3 * 3 + pool)
+    assert memory_of(net, plan)[1] == weights + 4 * (-(-3 * 9 * 9 // 4) + 8 * 3 * 3 + pool)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,171 @@
+"""A rank's part in a schedule, compiled: places in memory, exchanges between them, and calls in a row.
+
+Nothing is decided while they run. Where values lie says `solver.schedule.places`. What computes a step is the family's;
+all else is here: what is sent when, where it comes from and where it arrives.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+
+import numpy as np
+
+from hepti_mpi.comm.direct import Direct
+from hepti_mpi.comm.exchange import InBox, Item, RankExchange
+from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.messages import Rooms
+from hepti_mpi.comm.wires import Coding
+from solver.base.arrays import Numbers
+from solver.plan.layout import Box
+from solver.schedule.places import OwnExchange, OwnStep, Places, Used
+from solver.schedule.schedule import Called
+
+CompiledCall = Callable[[], object]
+
+
+class Memory:
+    """Where a rank's values lie.
+
+    Parameters
+    ----------
+    places
+        What lies where.
+    """
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self.arrays = [np.zeros(size, np.float32) for size in places.sizes]
+
+    def view(self, name: str, box: Box) -> Numbers:
+        """Return where a box of a value lies; of an empty one, which lies nowhere, an array of its shape."""
+        if not box.size:
+            return np.empty(box.shape, np.float32)
+        return self.whole(name)[box.within(self._places.boxes[name])]
+
+    def whole(self, name: str) -> Numbers:
+        """Return all that there is of a value."""
+        box, array = self._places.boxes[name], self.arrays[self._places.memory[name]]
+        numbers: Numbers = array.view(np.uint8) if name in self._places.pixels else array
+        return numbers[: box.size].reshape(box.shape, copy=False)
+
+
+class Compiled(ABC):
+    """A rank's part in a schedule; it may run any number of times.
+
+    Parameters
+    ----------
+    every
+        Its part in every step, and what values are called there.
+    places
+        Where they lie.
+    group
+        All ranks.
+    direct
+        This rank's connections to them; None: nothing goes by these.
+    """
+
+    def __init__(
+        self, every: Sequence[tuple[OwnStep, Called]], places: Places, group: Group, direct: Direct | None = None
+    ) -> None:
+        self._group, self._direct, self._memory = group, direct, Memory(places)
+        self._rooms: Rooms = {}
+        self._exchanges: dict[tuple[int, ...], BoundExchange] = {}  # by what they are, and their arrays
+        self._blocks = [
+            (name, [call for _, call in own]) for name, own in groupby(self._compiled(every), key=itemgetter(0))
+        ]
+
+    @abstractmethod
+    def _computing(self, step: OwnStep, called: Called) -> Sequence[CompiledCall]:
+        """Bind what computes a step, and return the calls."""
+
+    @abstractmethod
+    def _coding(self, step: OwnExchange) -> Coding:
+        """Return how the numbers of an exchange travel."""
+
+    def _name(self, step: OwnStep) -> str:
+        """Return what a computation is called in traces; "": it is not in them."""
+        return ""
+
+    def _run(self) -> None:
+        """Run all calls."""
+        trace = self._group.traffic.trace
+        for name, calls in self._blocks:
+            with trace.block(name) if trace is not None and name else nullcontext():
+                for call in calls:
+                    call()
+
+    @property
+    def taken_bytes(self) -> int:
+        """What its values take, and what arrives of them, once it has run."""
+        return sum(array.nbytes for array in (*self._memory.arrays, *self._rooms.values()))
+
+    def _compiled(self, every: Sequence[tuple[OwnStep, Called]]) -> Iterator[tuple[str, CompiledCall]]:
+        """Yield all calls, each with the name of the computation to which it belongs.
+
+        Where receives are posted ahead, each piece is sent once it is computed: the exchange that follows has begun.
+        """
+        own = [(step, called) for step, called in every if isinstance(step, OwnExchange)]
+        exchanges = iter([self._exchange(step, called) for step, called in own])
+        following, sent = next(exchanges, None), 0
+        for step, called in every:
+            if isinstance(step, OwnExchange):
+                yield from (("", call) for call in (following.ending(sent) if following else ()))
+                following, sent = next(exchanges, None), 0
+                continue
+            name, ahead = self._name(step), following.exchange if following and following.own.ahead else None
+            if ahead and not sent:
+                yield "", ahead.post
+            yield from ((name, call) for call in self._computing(step, called))
+            if ahead:
+                yield name, partial(ahead.send, sent)
+                sent += 1
+
+    def _exchange(self, step: OwnExchange, called: Called) -> BoundExchange | None:
+        """Bind an exchange, where this rank has part in it; once, where others go from and to the same places."""
+
+        def lie(used: Used) -> list[InBox]:
+            return [(box, self._memory.view(called(name), box)) for name, box in used]
+
+        if not step.used:
+            return None
+        items = [Item(item.have, item.want, lie(item.pieces), lie(item.places)) for item in step.items]
+        arrays = (array for item in items for _, array in (*item.pieces, *item.places))
+        key = id(step), *(array.ctypes.data for array in arrays)
+        if key not in self._exchanges:
+            exchange = RankExchange.of(
+                self._group, items, self._coding(step), by_rows=step.by_rows, equal=step.equal, rooms=self._rooms
+            )
+            self._exchanges[key] = BoundExchange(step, exchange, self._group, self._direct)
+        return self._exchanges[key]
+
+
+class BoundExchange:
+    """An exchange between a rank's places.
+
+    Parameters
+    ----------
+    own, exchange
+        The rank's part, and what runs it.
+    group, direct
+        As of `Compiled`.
+    """
+
+    def __init__(self, own: OwnExchange, exchange: RankExchange, group: Group, direct: Direct | None) -> None:
+        self.own, self.exchange = own, exchange
+        self._at_once: list[CompiledCall] = [exchange.run]
+        if direct is not None and own.by_sockets:
+            self._at_once = [exchange.over(direct)]
+        elif own.by_rows:  # places are written again in this pass, and what is sent lies there
+            self._at_once.append(group.finish_sending)
+
+    def ending(self, sent: int) -> list[CompiledCall]:
+        """Return the calls after which all is here, when so many pieces have been sent already."""
+        if not sent:
+            return self._at_once
+        exchange = self.exchange
+        return [*(partial(exchange.send, piece) for piece in range(sent, exchange.pieces)), exchange.finish]

@@ -1,0 +1,408 @@
+"""Where a rank's values lie in an image, and what memory a network's plan needs: places, weights, and graphs.
+
+What comes into a graph lies side by side, and so does what leaves it. Of a map [C, H, W] some rows do not: so every
+graph has places of its own, but that what is left just as the next one needs it lies there already. A place is taken
+when its first numbers may arrive, which is while the segment before is computed, and is free again behind the last
+graph that reads it, and where the last of it is sent. The image stays where it is, since the next one may come while
+the outputs of this one do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from solver.base.errors import InfeasiblePlanError
+from solver.base.spans import Span
+from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
+from solver.model.convnet import FLOAT_BYTES, ConvNet, MapBox, Node
+from solver.model.operators import LARGE_PRODUCT
+from solver.plan.layout import Box, Layout
+from solver.plan.plan import Wire
+from solver.plan.segments import SegmentPlan
+from solver.schedule.networks.pieces import Reach, Walk, map_box, pieces_of
+from solver.schedule.networks.segment_steps import entering_numbers, numbers_within, weights_of
+from solver.schedule.networks.steps import (
+    Regions,
+    SegmentShares,
+    TileShares,
+    exchanges_of,
+    handed_in,
+    image_on_root,
+    unrolled,
+)
+from solver.schedule.places import OwnExchange, OwnItem, OwnStep, Places, Used, arriving, places_of
+from solver.schedule.regions import Lengths, volume
+from solver.schedule.schedule import ExchangeStep
+
+IMAGE = "image"  # its place
+Lies = Mapping[str, tuple[str, Box]]  # by the value, or strip: the place, and the box of the value that lies there
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnPiece:
+    """What a rank computes of a segment at a time.
+
+    Parameters
+    ----------
+    shares, number
+        The segment, and which of the rank's pieces of it (`pieces_of`).
+    coming, leaving
+        What comes in, and what goes out.
+    between
+        What graphs of it leave each other.
+    """
+
+    shares: SegmentShares
+    number: int
+    coming: Lies
+    leaving: Lies
+    between: Lies
+
+    @property
+    def used(self) -> Used:
+        """The boxes that it has of values."""
+        return [own for lies in (self.coming, self.between, self.leaving) for own in lies.values()]
+
+    @property
+    def lying(self) -> Iterator[tuple[str, Box, str]]:
+        """The values that it leaves side by side, with boxes and places: all, but parts of what lies otherwise."""
+        there = {**self.coming, **self.between}
+        for name, (place, box) in self.leaving.items():
+            if name not in there or box.lies_together(there[name][1]):
+                yield name, box, place
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnTiles:
+    """What a rank computes of a segment that is cut by tiles.
+
+    Parameters
+    ----------
+    shares
+        The segment.
+    coming, leaving
+        On rank 0 all that comes in, and all that the segment leaves; on others nothing.
+    strips
+        On rank 0, of every tile those that it gives.
+    room
+        For the largest box of every value, or strip, that a tile needs or leaves: tiles have it in turn.
+    """
+
+    shares: SegmentShares
+    coming: Lies
+    leaving: Lies
+    strips: Sequence[Lies]
+    room: Lies
+
+    @property
+    def used(self) -> Used:
+        """The boxes that it has of values."""
+        return [own for lies in (self.coming, self.leaving, *self.strips, self.room) for own in lies.values()]
+
+    @property
+    def lying(self) -> Iterator[tuple[str, Box, str]]:
+        """The values that it leaves, their boxes and places."""
+        return ((name, box, place) for name, (place, box) in self.leaving.items())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnImage:
+    """A rank's part in an image.
+
+    Parameters
+    ----------
+    steps
+        In every step.
+    outputs
+        Where outputs lie in the end.
+    places
+        Where everything lies.
+    """
+
+    steps: Sequence[OwnStep]
+    outputs: Lies
+    places: Places
+
+
+def boxed(net: ConvNet, value: str, box: MapBox) -> Box:
+    """Return a box by the axes that its array has: of what is no map, all of it or nothing; one number has an axis."""
+    axes = net.axes(value)
+    if axes:
+        return Box(box.spans[:axes]) if box.size else Box.whole(*[0] * axes)
+    shape = net.shapes[value] or (1,)
+    return Box.whole(*(shape if box.size else [0] * len(shape)))
+
+
+def graphs_of(net: ConvNet, walk: Walk) -> list[Walk]:
+    """Return what each graph computes of a walk: one all of it, but for large products.
+
+    While a session is made there are three copies of its weights: as read, as the graph has them, as they are laid out
+    anew. So of a large product several sessions compute some columns each, made one after the other.
+    """
+    runs: list[dict[int, Reach]] = [{}]
+    for number in sorted(walk.made):
+        pieces = _by_columns(net, net.nodes[number], walk.made[number])
+        if len(pieces) == 1:
+            runs[-1][number] = walk.made[number]
+        else:
+            runs += [*({number: piece} for piece in pieces), {}]
+    return [_graph(net, walk, made) for made in runs if made]
+
+
+def coming_into(net: ConvNet, walk: Walk) -> list[str]:
+    """Return the values that nodes of a walk need, and none of them makes, nor is taken of neighbours."""
+    within = {net.nodes[number].output for number in walk.made} | {strip.value for strip in walk.taken}
+    of_nodes = [(net.values_of(net.nodes[number]), reach.needs) for number, reach in walk.made.items()]
+    used = {value for values, boxes in of_nodes for value, box in zip(values, boxes, strict=True) if box.size}
+    return [value for value in walk.needs if value in used - within]
+
+
+def own_image(net: ConvNet, plan: SegmentPlan, rank: int) -> OwnImage:
+    """Return a rank's part in an image, and where all that it has lies."""
+    every, ranks = unrolled(net, plan), len(plan.devices)
+    brought = _brought(net, every)
+    image: Lies = {net.input: (IMAGE, boxed(net, net.input, net.extent(net.input)))} if rank == 0 else {}
+    outputs: Lies = {name: (f"out {name}", box) for name, box in _boxes(net, handed_in(net, ranks), (0, rank)).items()}
+    have, lying = [image], {(name, box): place for name, (place, box) in image.items()}
+    steps = list[OwnStep]()
+    for number, shares in enumerate(every):
+        own: Sequence[OwnPiece | OwnTiles] = (
+            [*_own_pieces(net, shares, rank, number, lying)]
+            if shares.tiles is None
+            else [_own_tiles(net, shares, shares.tiles, rank, number)]
+        )
+        steps += [_own_exchange(rank, brought[number], have, [some.coming for some in own]), *own]
+        have = [some.leaving for some in own]
+        lying = {(name, box): place for some in own for name, box, place in some.lying}
+    steps.append(_own_exchange(rank, brought[-1], have, [outputs]))
+    pixels = {IMAGE, *(place for step in steps for place in _pixels(net, step))}
+    places = places_of([(step, str) for step in steps], [*image.values()], pixels, stays=True)
+    return OwnImage(steps, outputs, places)
+
+
+def _pixels(net: ConvNet, step: OwnStep) -> Iterator[str]:
+    """Yield the places of pixels."""
+    lies = (step.coming, step.leaving) if isinstance(step, OwnPiece | OwnTiles) else ()
+    yield from (own[net.input][0] for own in lies if net.input in own)
+    if isinstance(step, OwnTiles) and net.input in step.room:
+        yield step.room[net.input][0]
+
+
+def _own_pieces(
+    net: ConvNet, shares: SegmentShares, rank: int, segment: int, lying: Mapping[tuple[str, Box], str]
+) -> Iterator[OwnPiece]:
+    """Yield what a rank computes of a segment. What it needs lies where it was left, if no summands are added up."""
+    made, needs = shares.compute.made, shares.compute.walked[1]
+    if any(own.partial for own in shares.before.values()):
+        lying = {}
+    large = any(_is_large(net, node) for node in net.nodes[shares.segment.nodes.slice])
+    pieces = pieces_of(shares, rank) if large else ()
+    number = 0
+    for at in range(max((len(spans) for region in made.values() for spans in region.values()), default=0)):
+        leaves, comes = (_boxes(net, regions, (at, rank)) for regions in (made, needs))
+        if not leaves:
+            continue
+        coming = {name: (lying.get((name, box), f"{segment}.{number} {name}"), box) for name, box in comes.items()}
+        between = {}
+        if large:
+            walks = graphs_of(net, pieces[number].walk)
+            between = {
+                name: (f"{segment}.{number} {name}", boxed(net, name, pieces[number].walk.needs[name]))
+                for walk in walks
+                for name in coming_into(net, walk)
+                if name not in coming
+            }
+        there = coming | between
+        leaving = {
+            name: (there[name][0] if name in there else f"{segment}.{number} > {name}", box)
+            for name, box in leaves.items()
+        }
+        yield OwnPiece(shares, number, coming, leaving, between)
+        number += 1
+
+
+def _boxes(net: ConvNet, regions: Regions, place: tuple[int, int]) -> dict[str, Box]:
+    """Return what there is of values of one piece and rank."""
+    every = {name: map_box(region, place) for name, region in regions.items()}
+    return {name: boxed(net, name, box) for name, box in every.items() if box.size}
+
+
+def _own_tiles(net: ConvNet, shares: SegmentShares, tiles: TileShares, rank: int, segment: int) -> OwnTiles:
+    coming: Lies = {}
+    leaving: Lies = {}
+    strips: list[dict[str, tuple[str, Box]]] = []
+    if rank == 0:
+        needs = _boxes(net, shares.needs, (0, rank))
+        coming = {name: (f"{segment} {name}", box) for name, box in needs.items()}
+        leaving = {
+            name: coming[name] if name in shares.before else (f"{segment} > {name}", boxed(net, name, net.extent(name)))
+            for name in shares.after
+        }
+        strips = [{} for _ in tiles.owners]
+        for value, side, taker, giver in tiles.given:
+            name, box = f"{value}:{side}", map_box(tiles.taken[value, side], (0, taker))
+            strips[giver][name] = f"{segment} {giver} {name}", boxed(net, value, box)
+    able = shares.able(rank)
+    sizes = {name: int(own[able].max(initial=0)) * _numbers(net, name) for name, own in _rooms(tiles).items()}
+    room = {name: (f"{segment} tile {name}", Box.whole(size)) for name, size in sizes.items() if size}
+    return OwnTiles(shares, coming, leaving, strips, room)
+
+
+def of_tiles(net: ConvNet, own: OwnTiles, rank: int) -> list[tuple[Lies, Lies]]:
+    """Return of every tile what it needs, and what it leaves, of what rank 0 has; of other ranks nothing."""
+    tiles = own.shares.tiles
+    assert tiles is not None
+    found: list[tuple[Lies, Lies]] = []
+    for number, beside in enumerate(() if rank else tiles.beside):
+        needs, leaves = (_boxes(net, regions, (0, number)) for regions in (tiles.walked[1], tiles.boxes))
+        strips = {}
+        for (value, side), region in tiles.taken.items():
+            if map_box(region, (0, number)).size:
+                strips[f"{value}:{side}"] = own.strips[beside[side]][f"{value}:{side}"]
+        coming = {name: (own.coming[name][0], box) for name, box in needs.items()}
+        leaving = {name: (own.leaving[name][0], box) for name, box in leaves.items()}
+        found.append(({**coming, **strips}, {**leaving, **own.strips[number]}))
+    return found
+
+
+def _numbers(net: ConvNet, name: str) -> int:
+    """Return how many numbers are in a unit of a value's box; strips are of maps."""
+    return 1 if name not in net.shapes or net.axes(name) else math.prod(net.shapes[name])
+
+
+def _rooms(tiles: TileShares) -> dict[str, Lengths]:
+    """Return the units of every value, or strip, that tiles need or leave, [tiles]."""
+    found = {
+        name: np.broadcast_to(sizes[0], len(tiles.owners)).copy() for name, sizes in entering_numbers(tiles).items()
+    }
+    for name, box in tiles.boxes.items():
+        found[name] = np.maximum(found.get(name, 0), volume(box)[0])
+    for value, side, taker, giver in tiles.given:
+        own = found[f"{value}:{side}"]
+        own[giver] = max(own[giver], volume(tiles.taken[value, side])[0, taker])
+    return found
+
+
+Brought = Sequence[tuple[ExchangeStep, Layout, Layout]]  # values, with what all ranks have of them and want
+
+
+@lru_cache(maxsize=8)  # what is brought is the same for all ranks
+def _brought(net: ConvNet, every: tuple[SegmentShares, ...]) -> tuple[Brought, ...]:
+    """Return what is brought before every segment of a plan, and in the end."""
+    ranks = every[0].devices
+    held = [image_on_root(net, ranks), *(shares.after for shares in every)]
+    needs = [*(shares.needs for shares in every), handed_in(net, ranks)]
+    return tuple(
+        [(step, *_layouts(net, step, ranks)) for step in exchanges_of(before, wanted)]
+        for before, wanted in zip(held, needs, strict=True)
+    )
+
+
+def _layouts(net: ConvNet, step: ExchangeStep, ranks: int) -> tuple[Layout, Layout]:
+    """Return what ranks have, of empty pieces, too, since these are counted; and want."""
+    value = step.value.name
+    pieces = [tuple(boxed(net, value, map_box(own, (0, rank))) for own in step.have) for rank in range(ranks)]
+    want = Layout.of(boxed(net, value, map_box(step.want, (0, rank))) for rank in range(ranks))
+    return Layout(tuple(pieces), partial=step.partial), want
+
+
+def _own_exchange(rank: int, brought: Brought, have: Sequence[Lies], needs: Sequence[Lies]) -> OwnExchange:
+    """Return a rank's part in exchanges that are one, from the pieces that it has to those that it needs."""
+    items = []
+    for step, lies, wanted in brought:
+        name = step.value.name
+        pieces = [own.get(name, ("", box)) for own, box in zip(have, lies.boxes[rank], strict=False)]
+        items.append(OwnItem(lies, wanted, pieces, [own[name] for own in needs if name in own]))
+    return OwnExchange(tuple(step for step, *_ in brought), tuple(items), by_rows=False, ahead=True)
+
+
+def _graph(net: ConvNet, walk: Walk, made: Mapping[int, Reach]) -> Walk:
+    """Return a walk's part with some nodes: it needs of their outputs what these make, and strips nobody else has."""
+    others = {net.nodes[number].output for number in walk.made.keys() - made.keys()}
+    taken = tuple(strip for strip in walk.taken if strip.value not in others)
+    joined = {strip.value for strip in taken}
+    outputs = ((net.nodes[number].output, reach.made) for number, reach in made.items())
+    own = {value: walk.needs[value].intersect(box) for value, box in outputs if value not in joined}
+    return Walk({**walk.needs, **own}, made, taken)
+
+
+def _is_large(net: ConvNet, node: Node) -> bool:
+    """Return whether all of a product is too large for one graph."""
+    return node.op == "Gemm" and math.prod(net.tensors[node.inputs[1]]) > LARGE_PRODUCT
+
+
+def _by_columns(net: ConvNet, node: Node, reach: Reach) -> list[Reach]:
+    """Return a node's box in one piece, or that of a large product in pieces for which few weights are read."""
+    own = reach.made.channels
+    pieces = -(-own.size * net.tensors[node.inputs[1]][1] // LARGE_PRODUCT) if node.op == "Gemm" else 1
+    step = -(-own.size // max(pieces, 1))
+    return [
+        replace(reach, made=replace(reach.made, channels=Span(start, min(start + step, own.stop))))
+        for start in range(own.start, own.stop, step)
+    ]
+
+
+# What a plan needs.
+
+
+def places_numbers(net: ConvNet, plan: SegmentPlan) -> list[float]:
+    """Return how many numbers of four bytes every rank has room for: what lies in places, and messages that arrive."""
+    found = []
+    for rank in range(len(plan.devices)):
+        own = own_image(net, plan, rank)
+        messages = arriving(
+            [(step, str) for step in own.steps], rank, own.places, lambda _: plan.wire is not Wire.FLOAT32
+        )
+        found.append(own.places.numbers + messages)
+    return found
+
+
+def memory_of(net: ConvNet, plan: SegmentPlan) -> list[int]:
+    """Return the bytes that every rank needs beside the program: weights, where values lie, and what graphs take.
+
+    All tiles of a rank use the same memory, for what lies within them and for what they need and leave. Rank 0 has all
+    strips.
+    """
+    within = np.zeros(len(plan.devices), np.int64)
+    for shares in unrolled(net, plan):
+        most = np.zeros(shares.devices, np.int64) + numbers_within(net, shares.compute).max(0)
+        if shares.tiles is not None:
+            inner = np.broadcast_to(numbers_within(net, shares.tiles), (1, len(shares.tiles.owners)))[0]
+            most = np.array([max([own, *inner[shares.able(rank)].tolist()]) for rank, own in enumerate(most.tolist())])
+        within += most
+    lie = places_numbers(net, plan)
+    return [
+        weights + math.ceil(FLOAT_BYTES * (numbers + inner))
+        for weights, numbers, inner in zip(weights_of(net, plan), lie, within.tolist(), strict=True)
+    ]
+
+
+def lacking(net: ConvNet, cluster: Cluster, plan: SegmentPlan) -> dict[int, int]:
+    """Return the bytes that devices which take part need more than they have."""
+    found = {}
+    for rank, needed in enumerate(memory_of(net, plan)):
+        more = needed + PROGRAM_BYTES - cluster.devices[rank].memory_bytes
+        if rank in (0, *plan.active) and more > 0:
+            found[rank] = more
+    return found
+
+
+def check_memory(net: ConvNet, cluster: Cluster, plan: SegmentPlan) -> None:
+    """Refuse a plan that some device has no memory for.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        Naming the device, what it needs and what it has.
+    """
+    for rank, more in lacking(net, cluster, plan).items():
+        device = cluster.devices[rank]
+        raise InfeasiblePlanError(
+            f"{net.name} needs {(device.memory_bytes + more) / MIB:.0f} MiB on {device.name}, which has "
+            f"{device.memory_bytes / MIB:.0f} MiB free: add devices or memory"
+        )
