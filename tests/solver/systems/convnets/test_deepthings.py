@@ -16,7 +16,7 @@ from solver.schedule.networks.pieces import Strip, map_box, tile_pieces
 from solver.schedule.networks.segment_steps import (
     memory_of,
     net_setting,
-    network_steps,
+    network_turns,
     pieces_flop,
     price_segments,
     weights_of,
@@ -151,8 +151,8 @@ def test_with_reuse_strips_are_sent_by_way_of_rank_0():
 def test_who_takes_strips_waits_for_the_slowest_that_gives_some():
     """Each board has one tile that gives and one that takes; where the other is half as fast, the first one waits."""
     net, plan = fused(NET, 4, 2, SegmentCut.TILES, (0.5, 0.5), (2, 2), reuse=True)
-    (gives_s, takes_s), other = network_steps(net_setting(net, boards(1.0, 1.0)), plan)[0].pieces.T
-    fast, slow = network_steps(net_setting(net, boards(1.0, 0.5)), plan)[0].pieces.T
+    (gives_s, takes_s), other = network_turns(net_setting(net, boards(1.0, 1.0)), plan)[0].computed[0].T
+    fast, slow = network_turns(net_setting(net, boards(1.0, 0.5)), plan)[0].computed[0].T
 
     assert other == pytest.approx([takes_s, gives_s])
     assert fast == pytest.approx([gives_s, slow[1] - gives_s + takes_s])
