@@ -213,10 +213,9 @@ def _by_columns(net: ConvNet, node: Node, reach: Reach) -> list[Reach]:
     own = reach.made.channels
     pieces = -(-own.size * net.tensors[node.inputs[1]][1] // LARGE) if node.op == "Gemm" else 1
     step = -(-own.size // max(pieces, 1))
-    return [
-        replace(reach, made=replace(reach.made, channels=Span(start, min(start + step, own.stop))))
-        for start in range(own.start, own.stop, step)
-    ]
+    every = (Span(start, min(start + step, own.stop)) for start in range(own.start, own.stop, step))
+    boxes = (replace(reach.made, channels=channels) for channels in every)
+    return [replace(reach, wanted=reach.wanted.intersect(box), made=box) for box in boxes]
 
 
 def _coming(net: ConvNet, walk: Walk) -> list[str]:
@@ -342,9 +341,8 @@ class PieceGraph:
             inputs, attributes = self._specific(node, reach, values, attributes, made)
             self._nodes.append(helper.make_node(op, inputs, [made], name=node.name, **attributes))
         self._names[node.output, reach.made] = made
-        rest = self._walk.rest(node.output)
-        if reach.made != rest:
-            made = self._slice(node.output, made, reach.made, rest, f"{node.output}:rest")
+        if reach.made != reach.wanted:
+            made = self._slice(node.output, made, reach.made, reach.wanted, f"{node.output}:rest")
         self._names[node.output, whole] = self._joined(node.output, made)
 
     def _joined(self, value: str, rest: str = "") -> str:

@@ -66,7 +66,7 @@ def test_every_other_tile_takes_what_its_neighbours_have_computed():
     right = tiles[1]
     below, left = MapBox(every, Span(2, 4), Span(2, 6)), MapBox(every, Span(0, 2), Span(2, 4))
     assert right.walk.taken == (Strip("pool2", "below", below), Strip("pool2", "left", left))
-    assert right.walk.made[2].made == right.walk.rest("pool2") == MapBox(every, Span(0, 2), Span(4, 6))
+    assert right.walk.made[2].made == right.walk.made[2].wanted == MapBox(every, Span(0, 2), Span(4, 6))
     assert right.walk.needs["x"] == MapBox(Span(0, 3), Span(0, 5), Span(7, 12))
     assert [len(tile.given) for tile in tiles] == [2, 0, 0, 2]
 
@@ -92,9 +92,10 @@ def test_what_tiles_take_their_neighbours_have(seed):
             assert giver.walk.needs[strip.value].contains(strip.box)
             sizes[strip.value] += strip.box.size
         for value, taken in sizes.items():
-            assert tile.walk.needs[value].size == taken + tile.walk.rest(value).size
+            own = tile.walk.made.get(net.made_by[value])
+            assert tile.walk.needs[value].size == taken + (own.wanted.size if own else 0)
         for number, reach in tile.walk.made.items():
-            assert reach.made.contains(tile.walk.rest(net.nodes[number].output))
+            assert reach.made.contains(reach.wanted)
             assert alone.walk.made[number].made.contains(reach.made)
     assert work(net, reusing) <= work(net, without)
 
