@@ -27,7 +27,6 @@ from solver.show.network_facts import (
 )
 from solver.show.network_pictures import plot_segments
 from solver.show.network_tables import (
-    in_words,
     network_title,
     network_to_json,
     networks_to_json,
@@ -147,7 +146,7 @@ def _show(options: argparse.Namespace, found: PricedNetwork) -> None:
         say_drawn(options, options.plot)
     console = new_console(highlight=False)
     if options.schedule is not None:
-        rows = schedule_rows(found.cluster, in_words(found), options.schedule)
+        rows = schedule_rows(found.cluster, found.price, options.schedule)
         if options.json:
             print(schedule_to_json(rows), end="")
         else:

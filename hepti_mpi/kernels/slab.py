@@ -283,9 +283,8 @@ class PieceGraph:
             inputs, attributes = self._specific(node, reach, values, attributes, made)
             self._nodes.append(helper.make_node(op, inputs, [made], name=node.name, **attributes))
         self._names[node.output, reach.made] = made
-        rest = self._walk.rest(node.output)
-        if reach.made != rest:
-            made = self._slice(node.output, made, reach.made, rest, f"{node.output}:rest")
+        if reach.made != reach.wanted:
+            made = self._slice(node.output, made, reach.made, reach.wanted, f"{node.output}:rest")
         self._names[node.output, whole] = self._joined(node.output, made)
 
     def _joined(self, value: str, rest: str = "") -> str:

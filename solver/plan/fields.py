@@ -84,7 +84,7 @@ class PlanFields:
         """Return a span, written [start, stop]."""
         ends = self.several(key, int)
         if len(ends) != 2 or not 0 <= ends[0] < ends[1] + empty:
-            raise self.error(f"{key} is {ends}: write the first, and the one behind the last, as [0, 12]")
+            raise self.error(f"{key} is {ends}: write the first, and the one after the last, as [0, 12]")
         return Span(*ends)
 
     def names(self, key: str) -> tuple[str, ...]:

@@ -17,22 +17,21 @@ and at e_j it has computed what takes it c_j seconds. Moments vary, with the sca
 vary, b_j is that. Who has waited computes faster for a moment, by its rest R_j at most. Both are those of steps of
 `timing.UNREST_S`; of a language model's shorter ones they are as much smaller (`turns`).
 
-Arrays are [..., p], of messages [..., pieces, p, p]. Who sends and computes what, and in which order, others say: of
-networks `solver.schedule.networks.segment_steps`, of what is a schedule `solver.schedule.turns`.
+Arrays are [..., p], of messages [..., pieces, p, p]. Who sends and computes what, and in which order, the turns of a
+schedule say (`solver.schedule.turns`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TypeVar
 
 import numpy as np
 
 from solver.cluster.curves import Floats
 from solver.schedule.exchange import Mask, Network
-from solver.schedule.timing import RESTED, TINY_S, Machine, Times
+from solver.schedule.timing import RESTED, TINY_S, Machine
 
 MOST_GAINED = 0.5  # of what a rank computes: by how much it is faster after a wait, at most
 
@@ -101,15 +100,26 @@ class Messages:
         return np.asarray(_arrivals(network, self.moved, np.zeros(self.moved.shape[:-1])).max(-2))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ClockStep:
-    """Messages, and what ranks compute when they have these: the seconds of every piece, [..., pieces, p]."""
-
-    messages: Messages
-    pieces: Floats
+TurnPart = Floats | Messages  # what ranks do: the seconds of its pieces, [..., pieces, p], or what they exchange
 
 
-AnyClockStep = TypeVar("AnyClockStep", bound=ClockStep)
+def advanced(machine: Machine, now: Moment, parts: Iterable[TurnPart], unrest_s: float = 0.0) -> Moment:
+    """Return when ranks have done the parts of a turn, one after the other.
+
+    Parameters
+    ----------
+    unrest_s
+        Of turns whose longest computation takes less than that, jitter and rest are as much smaller.
+    """
+    unrest: Floats | float = 1.0
+    for part in parts:
+        if isinstance(part, Messages):
+            now = exchanged(machine, now, part, unrest)
+            continue
+        if unrest_s:
+            unrest = np.minimum(part.sum(-2).max(-1, keepdims=True) / unrest_s, 1.0)
+        now = computed(machine, now, part, unrest)
+    return now
 
 
 def exchanged(machine: Machine, now: Moment, messages: Messages, unrest: Floats | float = 1.0) -> Moment:
@@ -132,24 +142,6 @@ def computed(machine: Machine, now: Moment, pieces: Floats, unrest: Floats | flo
         return Moment.at(ready)
     after = [pieces[..., number + 1 :, :].sum(-2) for number in range(pieces.shape[-2])]
     return Moment(ready, ready[..., None, :] - np.stack(after, -2), np.zeros(ready.shape))
-
-
-def moments_of(machine: Machine, steps: Iterable[ClockStep], now: Moment) -> Iterator[Moment]:
-    """Yield the moment when the first of these steps begins, and when each has ended."""
-    yield now
-    for step in steps:
-        now = computed(machine, exchanged(machine, now, step.messages), step.pieces)
-        yield now
-
-
-def follow(machine: Machine, steps: Iterable[AnyClockStep]) -> Iterator[tuple[AnyClockStep, Times]]:
-    """Yield every step with its seconds of compute, and of waiting, and by how much it ends after the one before."""
-    now = Moment.at(np.zeros(machine.devices))
-    for step in steps:
-        here = exchanged(machine, now, step.messages)
-        before, now = now.ready.max(), computed(machine, here, step.pieces)
-        taken = step.pieces.sum(-2) + step.messages.taking + step.messages.sending
-        yield step, Times(taken, here.waited, now.ready - before)
 
 
 def waited_for(machine: Machine, now: Moment, messages: Messages) -> list[int]:

@@ -1,160 +1,117 @@
-"""What a schedule takes, turn by turn: computations, and the exchanges of a value after them, by the clocks of ranks.
+"""What a schedule takes, turn by turn, by the clocks of ranks: of one plan, or of many at once.
 
-A rank computes, codes and hands over what it sends, as one piece, and goes on when all that it needs is there; a
-message is on its way as soon as its sender is done with that (`solver.schedule.clocks`).
+A turn is what stands in a row of a table: computations, which ranks do piece by piece, and exchanges, in which a piece
+is on its way as soon as it is done (`solver.schedule.clocks`). A network's are those of its segments, each of many
+values at a time (`solver.schedule.networks.segment_steps`). Those of a flat list of steps are found here (`turns_of`):
+a rank computes, codes and hands over what it sends, as one piece.
 
-Where a turn's longest computation takes c seconds, s and R there are min(1, c / U) of the devices', with the seconds U
-of the steps in which they are measured (`timing.UNREST_S`): a token's few milliseconds a layer are disturbed as much
-more seldom.
+Where the longest computation of a turn takes c seconds, a language model's s and R of clocks are min(1, c / U) of the
+devices', with the seconds U of the steps in which they are measured (`timing.UNREST_S`): a token's few milliseconds a
+layer are disturbed as much more seldom.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
 
 from solver.base.spans import Span
 from solver.cluster.curves import Floats
-from solver.schedule.clocks import Messages, Moment, computed, exchanged
+from solver.schedule.clocks import Messages, Moment, TurnPart, advanced
 from solver.schedule.price import PricedStep
 from solver.schedule.schedule import NOWHERE, AnyStep, ComputeStep, ExchangeStep
-from solver.schedule.timing import UNREST_S, Machine, Times
+from solver.schedule.timing import Machine, Times
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moved:
-    """What an exchange takes on every rank, [..., p].
+class ClockTurn:
+    """What ranks do in a turn, and what a table says of it.
 
     Parameters
     ----------
-    before
-        The CPU seconds in which what it sends is coded and handed over: only then it is on its way.
-    messages
-        And what goes then, with the CPU seconds in which what comes is taken.
-    wire
-        The seconds until all is there, if it leaves everywhere at once.
+    parts
+        Seconds of computations, and messages, one after the other.
+    name, computes
+        What it is called, and what is computed.
+    layers
+        Of which layers of the model, or segments of the plan, it is.
+    repeats
+        How often it is done, in layers that are alike.
     """
 
-    before: Floats
-    messages: Messages
-    wire: Floats
+    parts: tuple[TurnPart, ...]
+    name: str
+    computes: tuple[str, ...] = ()
+    layers: Span = NOWHERE
+    repeats: int = 1
 
     @property
-    def after(self) -> Floats:
-        """The CPU seconds after it."""
-        return self.messages.taking
+    def messages(self) -> list[Messages]:
+        """What is exchanged."""
+        return [part for part in self.parts if isinstance(part, Messages)]
+
+    @property
+    def computed(self) -> list[Floats]:
+        """What computations take, [..., pieces, p] seconds."""
+        return [part for part in self.parts if not isinstance(part, Messages)]
+
+    @property
+    def compute_s(self) -> Floats:
+        """The CPU seconds of every rank, [..., p]: of computations, and of handling messages."""
+        handled = (messages.sending + messages.taking for messages in self.messages)
+        return np.asarray(sum((part.sum(-2) for part in self.computed), sum(handled)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Costs:
-    """What steps take.
+def timed(
+    machine: Machine, turns: Iterable[ClockTurn], now: Moment, unrest_s: float = 0.0
+) -> Iterator[tuple[ClockTurn, Moment, Moment]]:
+    """Yield every turn with the clocks before and after it; `unrest_s` is as of `clocks.advanced`.
 
-    Parameters
-    ----------
-    computing
-        The seconds of a computation, [..., p], and the names of what is computed.
-    moving
-        What an exchange takes.
+    What is done several times is done twice: from the second time on all are alike.
     """
+    for repeats, some in groupby(turns, key=lambda turn: turn.repeats):
+        once = list(some)
+        for time, often in enumerate((1, repeats - 1) if repeats > 1 else (1,)):
+            began = now
+            for turn in once:
+                before, now = now, advanced(machine, now, turn.parts, unrest_s)
+                yield turn if repeats == 1 else _at(turn, time, often), before, now
+            if often > 1:
+                now = now.later((often - 1) * (now.last - began.last))
 
-    machine: Machine
-    computing: Callable[[ComputeStep], tuple[Floats, tuple[str, ...]]]
-    moving: Callable[[ExchangeStep], Moved]
+
+def _at(turn: ClockTurn, time: int, often: int) -> ClockTurn:
+    """Return what is done in a layer of several that are alike, and as often in those behind it."""
+    first = turn.layers.start + time
+    return replace(turn, layers=Span(first, first + often) if turn.layers.size else NOWHERE, repeats=often)
 
 
-def priced(steps: Iterable[AnyStep], costs: Costs) -> list[PricedStep]:
-    """Return the steps with what they take: an exchange with the computations before it.
+def together_s(machine: Machine, turns: Iterable[ClockTurn], unrest_s: float = 0.0) -> Floats:
+    """Return what all turns take together, of n plans [n]."""
+    found = timed(machine, turns, Moment.at(np.zeros(machine.devices)), unrest_s)
+    return np.asarray(sum(turn.repeats * (now.last - before.last)[..., 0] for turn, before, now in found))
+
+
+def priced(machine: Machine, turns: Iterable[ClockTurn], unrest_s: float = 0.0) -> list[PricedStep]:
+    """Return the turns with what they take; those of layers that are alike as one.
 
     The seconds of a step are those by which the last rank's clock goes on; of layers that are alike, in the mean.
     """
-    return list(_merged(_timed(steps, costs)))
+    found = timed(machine, turns, Moment.at(np.zeros(machine.devices)), unrest_s)
+    return list(_merged(_steps(machine, found)))
 
 
-def together_s(steps: Iterable[AnyStep], costs: Costs) -> Floats:
-    """Return what the steps take together, of n plans [n]."""
-    return np.asarray(sum(step.repeats * step.times.end.max(-1) for _, step in _timed(steps, costs)))
-
-
-def _timed(steps: Iterable[AnyStep], costs: Costs) -> Iterator[tuple[Span, PricedStep]]:
-    """Yield the steps one by one, and of which layers they are."""
-    now = Moment.at(np.zeros(costs.machine.devices))
-    for repeats, some in groupby(_together(steps), key=lambda turn: turn.repeats):
-        once = list(some)
-        # From the second time on all are alike.
-        for time, often in enumerate((1, repeats - 1) if repeats > 1 else (1,)):
-            began = now.last
-            for turn in once:
-                now, step = _advanced(now, turn, costs)
-                first = turn.layers.start + time
-                layers = Span(first, first + often) if turn.layers.size else NOWHERE
-                yield layers, step if often == 1 else replace(step, repeats=often)
-            now = now.later((often - 1) * (now.last - began))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Turn:
-    """Computations, and the exchanges of a value after them; none at the end of a pass of which nothing is wanted."""
-
-    computed: list[ComputeStep]
-    exchanges: list[ExchangeStep] = field(default_factory=list)
-
-    @property
-    def repeats(self) -> int:
-        """How often it is done."""
-        return self.exchanges[0].repeats if self.exchanges else self.computed[0].repeats
-
-    @property
-    def layers(self) -> Span:
-        """After which layers."""
-        return (self.exchanges[0] if self.exchanges else self.computed[0]).layers
-
-
-def _together(steps: Iterable[AnyStep]) -> Iterator[_Turn]:
-    turn = _Turn([])
-    for step in steps:
-        last = turn.exchanges[-1] if turn.exchanges else None
-        after = last or turn.computed if isinstance(step, ComputeStep) else last and step.value != last.value
-        if after:
-            yield turn
-            turn = _Turn([])
-        if isinstance(step, ComputeStep):
-            turn.computed.append(step)
-        else:
-            turn.exchanges.append(step)
-    yield turn
-
-
-def _advanced(now: Moment, turn: _Turn, costs: Costs) -> tuple[Moment, PricedStep]:
-    """Return the clocks after a turn, and what it takes."""
-    began = now.last
-    own_s, wire_s, sent, received = np.zeros((4, costs.machine.devices))
-    names: list[str] = []
-    for step in turn.computed:
-        seconds, some = costs.computing(step)
-        own_s, names = own_s + seconds, [*names, *some]
-    to_compute = own_s
-    for exchange in turn.exchanges:
-        moved = costs.moving(exchange)
-        to_compute = to_compute + moved.before
-        unrest = _unrest(to_compute)
-        now = computed(costs.machine, now, to_compute[..., None, :], unrest)
-        now, to_compute = exchanged(costs.machine, now, moved.messages, unrest), np.zeros_like(own_s)
-        own_s, wire_s = own_s + moved.before + moved.after, wire_s + moved.wire
-        sent, received = sent + moved.messages.sent, received + moved.messages.received
-    if not turn.exchanges:
-        now = computed(costs.machine, now, to_compute[..., None, :], _unrest(to_compute))
-    times = Times(own_s, wire_s, np.full_like(now.ready, now.last - began))
-    return now, PricedStep(
-        "", turn.exchanges[0].name if turn.exchanges else ", ".join(names), tuple(names), (), 1, times, sent, received
-    )
-
-
-def _unrest(seconds: Floats) -> Floats:
-    """Return how much of the devices' jitter and rest a turn has whose computations take so long, [..., 1]."""
-    return np.asarray(np.minimum(seconds.max(-1, keepdims=True) / UNREST_S, 1.0))
+def _steps(machine: Machine, found: Iterable[tuple[ClockTurn, Moment, Moment]]) -> Iterator[tuple[Span, PricedStep]]:
+    """Yield the turns of one plan as steps, and of which layers they are."""
+    for turn, before, now in found:
+        nothing, messages = np.zeros(machine.devices), turn.messages
+        wire_s = sum((own.wire_s(machine.network) for own in messages), nothing)
+        times = Times(turn.compute_s, wire_s, np.full(machine.devices, now.last - before.last))
+        sent, received = (sum((getattr(own, way) for own in messages), nothing) for way in ("sent", "received"))
+        yield turn.layers, PricedStep("", turn.name, turn.computes, (), turn.repeats, times, sent, received)
 
 
 def _merged(steps: Iterable[tuple[Span, PricedStep]]) -> Iterator[PricedStep]:
@@ -178,3 +135,72 @@ def _merged(steps: Iterable[tuple[Span, PricedStep]]) -> Iterator[PricedStep]:
 
 def _same(one: Times, other: Times) -> bool:
     return np.allclose(one.compute, other.compute) and np.allclose(one.exchange, other.exchange)
+
+
+# The turns of a flat list of steps: computations, and the exchanges of a value after them.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moved:
+    """What an exchange takes on every rank.
+
+    Parameters
+    ----------
+    before : [..., p]
+        The CPU seconds in which what it sends is coded and handed over: only then it is on its way.
+    messages
+        And what goes then, with the CPU seconds in which what comes is taken.
+    """
+
+    before: Floats
+    messages: Messages
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Costs:
+    """What steps take.
+
+    Parameters
+    ----------
+    computing
+        The seconds of a computation, [..., p], and the names of what is computed.
+    moving
+        What an exchange takes.
+    """
+
+    computing: Callable[[ComputeStep], tuple[Floats, tuple[str, ...]]]
+    moving: Callable[[ExchangeStep], Moved]
+
+
+def turns_of(steps: Iterable[AnyStep], costs: Costs) -> Iterator[ClockTurn]:
+    """Yield the turns of a schedule: the exchanges of a value with the computations before them."""
+    for computes, exchanges in _together(steps):
+        seconds: Floats | float = 0.0
+        parts, names = list[TurnPart](), list[str]()
+        for step in computes:
+            own_s, some = costs.computing(step)
+            seconds, names = seconds + own_s, [*names, *some]
+        for exchange in exchanges:
+            moved = costs.moving(exchange)
+            parts += [(seconds + moved.before)[..., None, :], moved.messages]
+            seconds = 0.0
+        if not exchanges:
+            parts.append(np.asarray(seconds)[..., None, :])
+        first = (*exchanges, *computes)[0]
+        name = exchanges[0].name if exchanges else ", ".join(names)
+        yield ClockTurn(tuple(parts), name, tuple(names), first.layers, first.repeats)
+
+
+def _together(steps: Iterable[AnyStep]) -> Iterator[tuple[list[ComputeStep], list[ExchangeStep]]]:
+    """Yield computations, and the exchanges of a value after them; none at the end of a pass that leaves nothing."""
+    computes, exchanges = list[ComputeStep](), list[ExchangeStep]()
+    for step in steps:
+        last = exchanges[-1] if exchanges else None
+        if last or computes if isinstance(step, ComputeStep) else last and step.value != last.value:
+            yield computes, exchanges
+            computes, exchanges = [], []
+        if isinstance(step, ComputeStep):
+            computes.append(step)
+        else:
+            exchanges.append(step)
+    yield computes, exchanges

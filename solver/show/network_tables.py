@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -22,7 +21,7 @@ from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, whole_parts
 from solver.plan.writing import plan_table
 from solver.schedule.networks.segment_steps import weights_of
-from solver.schedule.price import Price, PricedStep
+from solver.schedule.price import PricedStep
 from solver.show.advice import Bounds
 from solver.show.comparison import ComparedSystem
 from solver.show.network_facts import PricedNetwork, work
@@ -254,17 +253,6 @@ def _entry(entry: ComparedSystem) -> dict[str, Any]:
         "weights_bytes": list(entry.weights_bytes),
         "lacks": entry.lacks,
     }
-
-
-def in_words(found: PricedNetwork) -> Price:
-    """Return the price with steps that are named as a person reads them."""
-    count = len(found.plan.segments)
-
-    def named(number: int, step: PricedStep) -> PricedStep:
-        brought = "pixels" if not number else "result" if number == count else f"what segment {number} needs"
-        return replace(step, layers="" if number == count else f"{number}", name=brought)
-
-    return replace(found.price, steps=tuple(named(number, step) for number, step in enumerate(found.price.steps)))
 
 
 def print_map(console: Console, found: PricedNetwork) -> None:

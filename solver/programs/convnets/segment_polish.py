@@ -17,9 +17,10 @@ from solver.base.spans import Partition, Span
 from solver.cluster.curves import Floats
 from solver.model.convnet import ConvNet
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on
-from solver.schedule.clocks import Moment, moments_of, waited_for
-from solver.schedule.networks.segment_steps import Ints, NetSetting, network_steps, step_at
+from solver.schedule.clocks import Moment, waited_for
+from solver.schedule.networks.segment_steps import Ints, NetSetting, network_turns, turn_at
 from solver.schedule.networks.steps import handed_in, segment_shares, unrolled, with_edges_first
+from solver.schedule.turns import ClockTurn, timed
 
 CHANNEL_PARTS = 32  # of which shares of channels are made: multiples of 8 and 16, which kernels compute at a time
 PRICE = 10  # of how many nodes the walks take as long as a price does besides
@@ -97,8 +98,8 @@ class Priced:
         self.s, self._plan, self.points = s, plan, points
         self.work = 0  # of all prices
         self.segments = list(plan.segments)
-        self._every, self._steps = list(unrolled(s.net, plan)), network_steps(s, plan)
-        self.moments = list(moments_of(s.machine, self._steps, Moment.at(np.zeros(s.devices))))
+        self._every, self._turns = list(unrolled(s.net, plan)), network_turns(s, plan)
+        self.moments = list(self._moments(self._turns, Moment.at(np.zeros(s.devices))))
         self._critical: list[int] | None = None
 
     @property
@@ -125,10 +126,10 @@ class Priced:
         found = with_edges_first(found, behind[0].needs if behind else handed_in(s.net, s.devices))
         behind = [replace(shares, before=found[-1].after) for shares in behind]
         every = [*self._every[:since], *found, *behind, *self._every[stop + 1 :]]
-        steps = [step_at(s, every, number, self._plan.wire) for number in range(since, since + len(found) + 1)]
-        *moments, now = moments_of(s.machine, steps, self.moments[since])
-        steps += self._steps[stop + 1 :]
-        later = moments_of(s.machine, self._steps[stop + 1 :], now)
+        turns = [turn_at(s, every, number, self._plan.wire) for number in range(since, since + len(found) + 1)]
+        *moments, now = self._moments(turns, self.moments[since])
+        turns += self._turns[stop + 1 :]
+        later = self._moments(self._turns[stop + 1 :], now)
         for now, before in zip(later, self.moments[stop + 1 :], strict=True):
             if (now.ready >= before.ready).all():  # who is ready later begins nothing earlier
                 return False
@@ -137,16 +138,21 @@ class Priced:
             return False
         self.segments[start:stop] = others
         self._critical = None
-        self._every, self._steps[since:], self.moments[since:] = every, steps, moments
+        self._every, self._turns[since:], self.moments[since:] = every, turns, moments
         return True
+
+    def _moments(self, turns: Sequence[ClockTurn], now: Moment) -> Iterator[Moment]:
+        """Yield the moment when the first of these turns begins, and when each has ended."""
+        yield now
+        yield from (after for *_, after in timed(self.s.machine, turns, now))
 
     def critical(self) -> list[int]:
         """Return whose compute of every segment the end waits for."""
         if self._critical is None:
             rank, found = int(self.moments[-1].ready.argmax()), list[int]()
-            for step, now in zip(reversed(self._steps), reversed(self.moments[:-1]), strict=True):
+            for turn, now in zip(reversed(self._turns), reversed(self.moments[:-1]), strict=True):
                 found.append(rank)
-                rank = waited_for(self.s.machine, now, step.messages)[rank]
+                rank = waited_for(self.s.machine, now, turn.messages[0])[rank]
             self._critical = found[:0:-1]
         return self._critical
 

@@ -44,9 +44,9 @@ from solver.schedule.decoders.steps import (
 from solver.schedule.exchange import of_matrix
 from solver.schedule.price import Price, PricedStep
 from solver.schedule.regions import lengths, some_have
-from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep, exchanges
-from solver.schedule.timing import FLOAT_BYTES, Machine, cpu_seconds
-from solver.schedule.turns import Costs, Moved, priced, together_s
+from solver.schedule.schedule import ComputeStep, ExchangeStep, exchanges
+from solver.schedule.timing import FLOAT_BYTES, UNREST_S, Machine, cpu_seconds
+from solver.schedule.turns import ClockTurn, Costs, Moved, priced, together_s, turns_of
 
 CANDIDATE_BYTES = 8 * (OWN + CANDIDATE_NUMBERS)  # of a rank with words, to rank 0, of one row
 SMALL_BYTES = 4096  # of a message that takes `message_s`; a longer one as much longer as its curve says
@@ -186,18 +186,19 @@ def _summed(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], row
         value = s.model.stream.value("sum", rows)
         have, want = (some_have(value, own, s.devices) for own in (senders, ranks))
         steps = exchanges(SUM, value, (have,), want, partial=True, two_steps=two)
-        s.kept[key] = _one_after_the_other([moved(s, step) for step in steps])
+        s.kept[key] = _one_after_the_other(s, [moved(s, step) for step in steps])
     found: SumTimes = s.kept[key]
     return found
 
 
-def _one_after_the_other(steps: Sequence[Moved]) -> SumTimes:
+def _one_after_the_other(s: DecoderSetting, steps: Sequence[Moved]) -> SumTimes:
     first, *others = steps
+    wire_s, *wires_s = (own.messages.wire_s(s.machine.network) for own in steps)
     if not others:
-        return SumTimes(first.before, first.wire, first.after)
-    (second,) = others
-    between = float((first.wire + first.after + second.before).max())
-    return SumTimes(first.before, second.wire + between * (second.wire > 0), second.after)
+        return SumTimes(first.before, wire_s, first.messages.taking)
+    (second,), (second_s,) = others, wires_s
+    between = float((wire_s + first.messages.taking + second.before).max())
+    return SumTimes(first.before, second_s + between * (second_s > 0), second.messages.taking)
 
 
 def moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
@@ -231,8 +232,7 @@ def _with_messages(s: DecoderSetting, matrix: Floats, before: Floats | float, af
     longer = bank.seconds(Kernel.MESSAGE, total / np.maximum(number, 1)) - s.kept["small"]
     handling = number * (s.message_s + np.maximum(longer, 0.0))
     leaving = handling * sent / np.maximum(total, 1)
-    messages = Messages(matrix[None], np.zeros(s.devices), after + handling - leaving)
-    return Moved(before + leaving, messages, messages.wire_s(s.machine.network))
+    return Moved(before + leaving, Messages(matrix[None], np.zeros(s.devices), after + handling - leaving))
 
 
 def sent_over(s: DecoderSetting, sizes: Sequence[tuple[int, int, float]]) -> SumTimes:
@@ -241,7 +241,7 @@ def sent_over(s: DecoderSetting, sizes: Sequence[tuple[int, int, float]]) -> Sum
     for one, other, size in sizes:
         if one != other:
             matrix[one, other] += size
-    return _one_after_the_other([_with_messages(s, matrix, 0.0, 0.0)])
+    return _one_after_the_other(s, [_with_messages(s, matrix, 0.0, 0.0)])
 
 
 def price_pass(s: DecoderSetting, plan: DecoderPlan, rows: int, behind: int, chosen: int = 1) -> Price:
@@ -256,29 +256,30 @@ def pass_steps(s: DecoderSetting, plan: DecoderPlan, rows: int, behind: int, cho
     Of `chosen` rows the next word is asked for: of one, of all where guesses are checked, of none in a prompt's chunks
     but the last.
     """
-    (own,) = _passes(s, [plan], rows, behind, chosen)
-    return priced(*own)
+    (turns,) = _passes(s, [plan], rows, behind, chosen)
+    return priced(s.machine, turns, UNREST_S)
 
 
 def _passes(
     s: DecoderSetting, plans: Sequence[DecoderPlan], rows: int, behind: int, chosen: int
-) -> Iterator[tuple[Sequence[AnyStep], Costs]]:
-    """Yield the steps of a pass of plans of one structure, and what they take: of all at once where that can be."""
+) -> Iterator[Iterator[ClockTurn]]:
+    """Yield the turns of a pass of plans of one structure: of all at once where that can be."""
     computing, begins = cache(partial(_computing, s, behind)), ComputeStep(())
     parts, key = _parts(s, plans[0], rows, chosen), (plans[0].structure, rows, chosen)
     if key not in s.kept:
         s.kept[key] = begins, *planned(parts, plans[0])
-    costs = Costs(s.machine, computing, partial(moved, s))
+    costs = Costs(computing, partial(moved, s))
     if follow_crew(s.kept[key]):
-        yield planned_alike(s.kept[key], plans), costs
+        yield turns_of(planned_alike(s.kept[key], plans), costs)
         return
     for plan in plans:
-        yield (begins, *planned(parts, plan)), costs
+        yield turns_of((begins, *planned(parts, plan)), costs)
 
 
 def _seconds(s: DecoderSetting, plans: Sequence[DecoderPlan], rows: int, behind: int, chosen: int) -> Floats:
     """Return the seconds of a pass by plans of one structure, [n]."""
-    return np.concatenate([together_s(*own).reshape(-1) for own in _passes(s, plans, rows, behind, chosen)])
+    found = (together_s(s.machine, turns, UNREST_S) for turns in _passes(s, plans, rows, behind, chosen))
+    return np.concatenate([seconds.reshape(-1) for seconds in found])
 
 
 def _parts(s: DecoderSetting, plan: DecoderPlan, rows: int, chosen: int) -> PassParts:

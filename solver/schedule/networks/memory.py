@@ -341,10 +341,9 @@ def _by_columns(net: ConvNet, node: Node, reach: Reach) -> list[Reach]:
     own = reach.made.channels
     pieces = -(-own.size * net.tensors[node.inputs[1]][1] // LARGE_PRODUCT) if node.op == "Gemm" else 1
     step = -(-own.size // max(pieces, 1))
-    return [
-        replace(reach, made=replace(reach.made, channels=Span(start, min(start + step, own.stop))))
-        for start in range(own.start, own.stop, step)
-    ]
+    every = (Span(start, min(start + step, own.stop)) for start in range(own.start, own.stop, step))
+    boxes = (replace(reach.made, channels=channels) for channels in every)
+    return [replace(reach, wanted=reach.wanted.intersect(box), made=box) for box in boxes]
 
 
 # What a plan needs.

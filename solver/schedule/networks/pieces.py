@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from solver.base.spans import Span
 from solver.model.convnet import NOTHING, MapBox
 from solver.model.kinds.operator import MAP, PADDED, SUMMED, Operator
 from solver.model.kinds.part import Part, Region
-from solver.schedule.networks.steps import SIDES, Regions, SegmentShares
+from solver.schedule.networks.steps import Regions, SegmentShares
 from solver.schedule.schedule import WITH_READER, PlacedPart, Walked, walk
 
 
@@ -22,14 +21,17 @@ class Reach:
 
     Parameters
     ----------
+    wanted
+        That box: what nobody else has of what is needed.
     made
-        The box that comes out; it contains what is wanted.
+        The box that comes out, which contains it.
     needs
         For every one of the node's values, in order, the box that must be there.
     pads
         Rows above, columns left, rows below, columns right that are padded.
     """
 
+    wanted: MapBox
     made: MapBox
     needs: tuple[MapBox, ...]
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -47,13 +49,6 @@ class Strip:
     def name(self) -> str:
         """Its name among all that one tile takes, or gives."""
         return f"{self.value}:{self.side}"
-
-    def rest(self, box: MapBox) -> MapBox:
-        """Return what of a box lies beyond this one."""
-        axis = "rows" if SIDES[self.side][0] else "columns"
-        own, taken = getattr(box, axis), getattr(self.box, axis)
-        first = self.side in ("above", "left")
-        return replace(box, **{axis: Span(taken.stop, own.stop) if first else Span(own.start, taken.start)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +68,6 @@ class Walk:
     needs: Mapping[str, MapBox]
     made: Mapping[int, Reach]
     taken: tuple[Strip, ...] = ()
-
-    def rest(self, value: str) -> MapBox:
-        """Return what is needed of a value without what is taken of it."""
-        own = (strip for strip in self.taken if strip.value == value)
-        return reduce(lambda box, strip: strip.rest(box), own, self.needs[value])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,7 +173,7 @@ def _piece(made: Regions, walked: Walked, place: tuple[int, int], full: Regions 
         if not (isinstance(operator, Operator) and box.size):
             continue
         boxes = {name: box, **boxes}
-        done[operator.number] = _reach(placed.part, operator, _at(region, place))
+        done[operator.number] = _reach(placed.part, operator, _at(region, place), box)
         if placed.axis == SUMMED and placed.partial:
             summed[name] = Span(*_at(region, place)[SUMMED].tolist())
     leaving = {name: map_box(region, place) for name, region in made.items()}
@@ -191,8 +181,8 @@ def _piece(made: Regions, walked: Walked, place: tuple[int, int], full: Regions 
     return Piece({name: box for name, box in leaving.items() if box.size}, frozenset(needs), walk, summed=summed)
 
 
-def _reach(part: Part, operator: Operator, region: Region) -> Reach:
-    """Return what a node computes for a region of one rank, [2]."""
+def _reach(part: Part, operator: Operator, region: Region, wanted: MapBox) -> Reach:
+    """Return what a node computes for a region of one rank, [2], whose box is wanted."""
     needs = []
     for number, reaches in enumerate(operator.reaches):
         own = {reach.axis: reach(region) for reach in reaches}
@@ -201,6 +191,6 @@ def _reach(part: Part, operator: Operator, region: Region) -> Reach:
         needs.append(map_box({axis: spans[None, None] for axis, spans in own.items()}, (0, 0)))
     made = map_box({axis: spans[None, None] for axis, spans in part.made(region).items()}, (0, 0))
     if part.role not in PADDED:
-        return Reach(made, tuple(needs))
+        return Reach(wanted, made, tuple(needs))
     (top, bottom), (left, right) = (reach.padded(region).tolist() for reach in operator.reaches[0][1:])
-    return Reach(made, tuple(needs), (top, left, bottom, right))
+    return Reach(wanted, made, tuple(needs), (top, left, bottom, right))

@@ -1,8 +1,8 @@
-"""What a plan of a convolutional network costs: a step a segment, the exchange that brings what it needs, and compute.
+"""What a plan of a convolutional network costs: a turn a segment, the exchange that brings what it needs, and compute.
 
     segment 0  pixels of the image go from rank 0 to whose rows need them; each computes its share
     segment k  what others' pieces have of what a rank needs comes to it; it computes, piece by piece
-    hand in    the outputs go to rank 0
+    result     the outputs go to rank 0
 
 Tiles are priced as if rank 0 handed out all of them first, and whoever has computed one sent it to who needs it next.
 The engine hands out one at a time, while others are computed, and brings them back by way of rank 0. Strips are priced
@@ -36,7 +36,7 @@ from solver.model.kinds.part import Region, there
 from solver.model.operators import LARGE_PRODUCT, flop, kind_of, parts_of, tensors_of
 from solver.plan.plan import Prediction, Wire
 from solver.plan.segments import SegmentPlan
-from solver.schedule.clocks import ClockStep, Messages, Moment, computed, exchanged, follow
+from solver.schedule.clocks import Messages, Moment, advanced
 from solver.schedule.exchange import Mask
 from solver.schedule.networks.steps import (
     CARRIED,
@@ -50,10 +50,11 @@ from solver.schedule.networks.steps import (
     numbers_across,
     unrolled,
 )
-from solver.schedule.price import Price, PricedStep
+from solver.schedule.price import Price
 from solver.schedule.regions import Lengths, lengths, same, volume
 from solver.schedule.schedule import ComputeStep, PlacedPart
 from solver.schedule.timing import Machine
+from solver.schedule.turns import ClockTurn, priced, together_s
 
 _OF_WEIGHTS = (CHANNEL, SUMMED)  # axes along which ranks have some of a convolution's weights
 Ints = NDArray[np.intp]
@@ -279,35 +280,27 @@ def in_one_run(compute: ComputeStep, name: str) -> Mask:
     return same(around, box, (IMAGE_ROW, IMAGE_COLUMN))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SegmentStep(ClockStep):
-    """What ranks send each other of a segment's pieces, and what they compute of the next: its name, and its nodes'."""
-
-    name: str
-    nodes: tuple[str, ...]
-
-
-def network_steps(s: NetSetting, plan: SegmentPlan) -> list[SegmentStep]:
-    """Return the steps of an image."""
+def network_turns(s: NetSetting, plan: SegmentPlan) -> list[ClockTurn]:
+    """Return the turns of an image."""
     every = unrolled(s.net, plan)
-    return [step_at(s, every, number, plan.wire) for number in range(len(every) + 1)]
+    return [turn_at(s, every, number, plan.wire) for number in range(len(every) + 1)]
 
 
-def step_at(s: NetSetting, every: Sequence[SegmentShares], number: int, wire: Wire) -> SegmentStep:
-    """Return a step of an image, of what follows from every segment; the last brings the outputs to rank 0."""
+def turn_at(s: NetSetting, every: Sequence[SegmentShares], number: int, wire: Wire) -> ClockTurn:
+    """Return a turn of an image, of what follows from every segment; the last brings the outputs to rank 0."""
     before = every[number - 1] if number else None
     made = _made_by(before) if before else {name: own.box for name, own in image_on_root(s.net, s.devices).items()}
     nothing = np.zeros((1, s.devices, s.devices))
     if number == len(every):
         moved = nothing + moved_bytes(s.net, made, handed_in(s.net, s.devices), wire)
-        return SegmentStep(_messages(s.machine, moved), nothing[0, :1], "hand in", ())
+        return ClockTurn((_messages(s.machine, moved),), "result")
     own = every[number]
     moved = nothing + moved_bytes(s.net, made, own.needs, wire)
     if own.tiles is not None:
         moved[0] += _of_tiles(s.net, own.tiles, wire, s.devices)
-    return SegmentStep(
-        _messages(s.machine, moved), pieces_s(s, own, _lying(before, own)), f"segment {number}", _names(s.net, own)
-    )
+    parts = _messages(s.machine, moved), pieces_s(s, own, _lying(before, own))
+    name = f"what segment {number} needs" if number else "pixels"
+    return ClockTurn(parts, name, _names(s.net, own), Span(number, number + 1))
 
 
 def _made_by(shares: SegmentShares) -> Regions:
@@ -372,8 +365,7 @@ def all_ended(machine: Machine, ready: Floats, moved: Floats, compute: Floats) -
     moved : [n, p, p] bytes
         What each sends each other.
     """
-    there = exchanged(machine, Moment.at(ready), _messages(machine, moved[:, None]))
-    return computed(machine, there, compute[:, None]).ready
+    return advanced(machine, Moment.at(ready), (_messages(machine, moved[:, None]), compute[:, None])).ready
 
 
 def _names(net: ConvNet, shares: SegmentShares) -> tuple[str, ...]:
@@ -386,21 +378,12 @@ def _names(net: ConvNet, shares: SegmentShares) -> tuple[str, ...]:
 
 def plan_seconds(s: NetSetting, plan: SegmentPlan) -> float:
     """Return the seconds of an image."""
-    return seconds_of(s.machine, network_steps(s, plan))
-
-
-def seconds_of(machine: Machine, steps: Iterable[SegmentStep]) -> float:
-    """Return the seconds of an image, by its steps."""
-    return math.fsum(float(times.end.max()) for _, times in follow(machine, steps))
+    return float(together_s(s.machine, network_turns(s, plan)))
 
 
 def price_segments(s: NetSetting, plan: SegmentPlan) -> Price:
     """Price a plan, step by step."""
-    steps = [
-        PricedStep(step.name, step.name, step.nodes, (), 1, times, step.messages.sent, step.messages.received)
-        for step, times in follow(s.machine, network_steps(s, plan))
-    ]
-    return Price(tuple(steps), tuple(weights_of(s.net, plan)))
+    return Price(tuple(priced(s.machine, network_turns(s, plan))), tuple(weights_of(s.net, plan)))
 
 
 def weights_of(net: ConvNet, plan: SegmentPlan) -> list[int]:

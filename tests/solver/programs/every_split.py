@@ -13,9 +13,10 @@ import numpy as np
 from solver.base.spans import Span
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, equal_shares
-from solver.schedule.clocks import follow
-from solver.schedule.networks.segment_steps import compute_s, step_at
+from solver.schedule.clocks import Moment
+from solver.schedule.networks.segment_steps import compute_s, turn_at
 from solver.schedule.networks.steps import image_on_root, segment_shares
+from solver.schedule.turns import timed
 
 
 def compositions(total, parts):
@@ -45,18 +46,16 @@ def least_seconds(s, below):
     image = image_on_root(net, devices)
     best = below
 
-    def ready(steps):
-        end = np.zeros(devices)
-        for _, times in follow(s.machine, steps):
-            end = end.max() + times.end
-        return end
+    def ready(turns):
+        *_, (_, _, now) = timed(s.machine, turns, Moment.at(np.zeros(devices)))
+        return now.ready
 
     def in_time(end, stop):
         if not left[stop].all():
             return end.max() < best
         return max(end.max(), (1 + (end / left[stop]).sum()) / (1 / left[stop]).sum()) < best
 
-    # By the segment that ends there: what follows from it, and the ways to it, each its steps and when ranks are ready.
+    # By the segment that ends there: what follows from it, and the ways to it, each its turns and when ranks are ready.
     there = {stop: [] for stop in range(count + 1)}
     there[0] = [(None, [((), np.zeros(devices))])]
     for stop in range(1, count + 1):
@@ -66,23 +65,23 @@ def least_seconds(s, below):
                 found, own = [], segment_shares(net, Segment(Span(start, stop), cut, shares), first)
                 least_s = compute_s(s, own)
                 for before, all_kept in there[start]:
-                    kept = [steps for steps, end in all_kept if in_time(end + least_s, stop)]
+                    kept = [turns for turns, end in all_kept if in_time(end + least_s, stop)]
                     if not kept:
                         continue
                     # What ranks need and compute is the same wherever it lies before.
                     own = own if before is None else replace(own, before=before.after)
                     every = [own] if before is None else [before, own]
-                    step = step_at(s, every, len(every) - 1, Wire.FLOAT32)
-                    for steps in kept:
-                        end = ready([*steps, step])
+                    turn = turn_at(s, every, len(every) - 1, Wire.FLOAT32)
+                    for turns in kept:
+                        end = ready([*turns, turn])
                         if in_time(end, stop) and not any((other <= end).all() for _, other in found):
                             found = [(way, other) for way, other in found if not (end <= other).all()]
-                            found.append(((*steps, step), end))
+                            found.append(((*turns, turn), end))
                 if not found:
                     continue
                 if stop < count:
                     there[stop].append((own, found))
                     continue
-                last = step_at(s, [own], 1, Wire.FLOAT32)
-                best = min([best, *(float(ready([*steps, last]).max()) for steps, _ in found)])
+                last = turn_at(s, [own], 1, Wire.FLOAT32)
+                best = min([best, *(float(ready([*turns, last]).max()) for turns, _ in found)])
     return best

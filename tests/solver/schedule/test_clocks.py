@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from solver.cluster.cluster import Cluster, Link
-from solver.schedule.clocks import ClockStep, Messages, Moment, computed, exchanged, follow, moments_of, waited_for
+from solver.schedule.clocks import Messages, Moment, advanced, computed, exchanged, waited_for
 from solver.schedule.timing import Machine
+from solver.schedule.turns import ClockTurn, priced, together_s
 from tests.kit.clusters import pis
 from tests.sweeps import seeds
 
@@ -132,15 +133,15 @@ def test_many_plans_at_once_are_what_each_is_alone(seed):
     handled = rng.uniform(0, 0.1, (2, plans, devices))
     begin = Moment.at(np.zeros((plans, devices)))
 
-    now = exchanged(several, computed(several, begin, before), Messages(moved, *handled))
-    together = computed(several, now, compute)
+    together = advanced(several, begin, (before, Messages(moved, *handled), compute))
+    turns = [ClockTurn((before,), "first"), ClockTurn((Messages(moved, *handled), compute), "then")]
+    seconds = together_s(several, turns)
 
     for plan in range(plans):
-        nothing = Messages(np.zeros((1, devices, devices)), np.zeros(devices), np.zeros(devices))
-        first = ClockStep(nothing, before[plan])
-        second = ClockStep(Messages(moved[plan], *handled[:, plan]), compute[plan])
-        *_, alone = moments_of(several, [first, second], Moment.at(np.zeros(devices)))
+        messages = Messages(moved[plan], *handled[:, plan])
+        alone = advanced(several, Moment.at(np.zeros(devices)), (before[plan], messages, compute[plan]))
         np.testing.assert_allclose(together.ready[plan], alone.ready, rtol=1e-12)
         np.testing.assert_allclose(together.computed_at[plan], alone.computed_at, rtol=1e-12)
-        times = [step_times for _, step_times in follow(several, [first, second])]
-        assert sum(step_times.end.max() for step_times in times) == pytest.approx(alone.ready.max())
+        steps = priced(several, [ClockTurn((before[plan],), "first"), ClockTurn((messages, compute[plan]), "then")])
+        assert sum(step.times.end.max() for step in steps) == pytest.approx(seconds[plan])
+        assert seconds[plan] == pytest.approx(alone.ready.max())

@@ -9,7 +9,7 @@ from solver.model.operators import parts_between
 from solver.plan.plan import Wire
 from solver.plan.segments import SegmentCut
 from solver.schedule.networks.pieces import map_box, pieces_of, walk_back
-from solver.schedule.networks.segment_steps import net_setting, network_steps
+from solver.schedule.networks.segment_steps import net_setting, network_turns
 from solver.schedule.networks.steps import (
     bytes_across,
     computation,
@@ -73,11 +73,11 @@ def test_what_steps_move_is_what_is_priced(seed):
     held = [image_on_root(net, ranks), *(shares.after for shares in every)]
     needs = [*(shares.needs for shares in every), handed_in(net, ranks)]
 
-    for step, before, needed in zip(network_steps(s, plan), held, needs, strict=True):
+    for turn, before, needed in zip(network_turns(s, plan), held, needs, strict=True):
         moved = np.zeros((ranks, ranks))
         for exchange in exchanges_of(before, needed):
             moved += exchange.moved[0] * bytes_across(net, exchange.value.name, MAP, wire)
-        np.testing.assert_array_equal(step.messages.moved.sum(0), moved)
+        np.testing.assert_array_equal(turn.messages[0].moved.sum(0), moved)
 
 
 @pytest.mark.parametrize("cut", [SegmentCut.ROWS, SegmentCut.CHANNELS])

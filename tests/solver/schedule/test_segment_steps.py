@@ -11,7 +11,7 @@ from solver.model.convnet import ConvNet, Node
 from solver.model.operators import WorkKind, signature
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan
 from solver.schedule.networks.memory import memory_of
-from solver.schedule.networks.segment_steps import net_setting, network_steps, price_segments, weights_of
+from solver.schedule.networks.segment_steps import net_setting, network_turns, price_segments, weights_of
 
 from dataclasses import replace  # isort: skip
 
@@ -118,10 +118,10 @@ def test_what_lies_where_it_is_needed_is_not_copied(kernel, shares, copied):
     net = replace(net, nodes=tuple(replace(node, attributes=window) for node in net.nodes))
     cluster, plan = cluster_of(net, [1e-3, 1e-3], 1e12, 0.0), plan_of(net, (1, shares), (2, shares))
 
-    free, slow = (network_steps(net_setting(net, own), plan) for own in (cluster, copying(cluster, number_s)))
+    free, slow = (network_turns(net_setting(net, own), plan) for own in (cluster, copying(cluster, number_s)))
 
     last = 1 if shares[1] else 0
-    more_s = sum((slow[n].pieces - free[n].pieces)[:, last].sum() for n in range(2))
+    more_s = sum((slow[n].computed[0] - free[n].computed[0])[:, last].sum() for n in range(2))
     assert more_s == pytest.approx(number_s * copied, abs=1e-8)
 
 

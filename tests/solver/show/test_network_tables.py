@@ -18,7 +18,6 @@ from solver.plan.writing import plan_table
 from solver.show.comparison import ComparedSystem
 from solver.show.network_facts import compare_networks, network_bounds, network_systems, priced_network, work
 from solver.show.network_tables import (
-    in_words,
     network_to_json,
     networks_to_json,
     print_map,
@@ -163,8 +162,8 @@ def test_the_map_shows_whose_rows_are_where(net, cluster):
 def test_the_schedule_is_the_price_step_by_step(net, cluster):
     found = priced_network(net, cluster, equal_segments(net, cluster, [11, 25]))
 
-    steps = schedule_rows(cluster, in_words(found))
-    mine = schedule_rows(cluster, in_words(found), "pi-3")
+    steps = schedule_rows(cluster, found.price)
+    mine = schedule_rows(cluster, found.price, "pi-3")
 
     assert [step.moves for step in steps] == ["pixels", "what segment 1 needs", "what segment 2 needs", "result"]
     assert [step.layers for step in steps] == ["0", "1", "2", ""]

@@ -14,7 +14,7 @@ from solver.model.operators import flop
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, whole_parts
 from solver.schedule.networks.memory import memory_of
 from solver.schedule.networks.pieces import Strip, map_box, tile_pieces
-from solver.schedule.networks.segment_steps import net_setting, network_steps, pieces_flop, price_segments, weights_of
+from solver.schedule.networks.segment_steps import net_setting, network_turns, pieces_flop, price_segments, weights_of
 from solver.schedule.networks.steps import image_on_root, segment_shares, unrolled
 from solver.systems.convnets import plan_network
 from solver.systems.convnets.common import chain_points
@@ -60,7 +60,7 @@ def test_every_other_tile_takes_what_its_neighbours_have_computed():
     right = tiles[1]
     below, left = MapBox(every, Span(2, 4), Span(2, 6)), MapBox(every, Span(0, 2), Span(2, 4))
     assert right.walk.taken == (Strip("pool2", "below", below), Strip("pool2", "left", left))
-    assert right.walk.made[2].made == right.walk.rest("pool2") == MapBox(every, Span(0, 2), Span(4, 6))
+    assert right.walk.made[2].made == right.walk.made[2].wanted == MapBox(every, Span(0, 2), Span(4, 6))
     assert right.walk.needs["x"] == MapBox(Span(0, 3), Span(0, 5), Span(7, 12))
     assert [len(tile.given) for tile in tiles] == [2, 0, 0, 2]
 
@@ -86,9 +86,10 @@ def test_what_tiles_take_their_neighbours_have(seed):
             assert giver.walk.needs[strip.value].contains(strip.box)
             sizes[strip.value] += strip.box.size
         for value, taken in sizes.items():
-            assert tile.walk.needs[value].size == taken + tile.walk.rest(value).size
+            own = tile.walk.made.get(net.made_by[value])
+            assert tile.walk.needs[value].size == taken + (own.wanted.size if own else 0)
         for number, reach in tile.walk.made.items():
-            assert reach.made.contains(tile.walk.rest(net.nodes[number].output))
+            assert reach.made.contains(reach.wanted)
             assert alone.walk.made[number].made.contains(reach.made)
     assert work(net, reusing) <= work(net, without)
 
@@ -145,8 +146,8 @@ def test_with_reuse_strips_are_sent_by_way_of_rank_0():
 def test_who_takes_strips_waits_for_the_slowest_that_gives_some():
     """Each board has one tile that gives and one that takes; where the other is half as fast, the first one waits."""
     net, plan = fused(NET, 4, 2, SegmentCut.TILES, (0.5, 0.5), (2, 2), reuse=True)
-    (gives_s, takes_s), other = network_steps(net_setting(net, boards(1.0, 1.0)), plan)[0].pieces.T
-    fast, slow = network_steps(net_setting(net, boards(1.0, 0.5)), plan)[0].pieces.T
+    (gives_s, takes_s), other = network_turns(net_setting(net, boards(1.0, 1.0)), plan)[0].computed[0].T
+    fast, slow = network_turns(net_setting(net, boards(1.0, 0.5)), plan)[0].computed[0].T
 
     assert other == pytest.approx([takes_s, gives_s])
     assert fast == pytest.approx([gives_s, slow[1] - gives_s + takes_s])
