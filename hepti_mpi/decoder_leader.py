@@ -198,7 +198,7 @@ class DecoderLeader(Speaker):
 
     def _read_plan(self) -> DecoderPlan:
         """Read the plan that is given; what the command line says goes before what it says."""
-        from solver.plan.file import read_plan
+        from solver.plan.file import check_plan, read_plan
 
         options = self._options
         plan = read_plan(options.plan, DecoderPlan, self._model)
@@ -207,7 +207,7 @@ class DecoderLeader(Speaker):
         said = {name: getattr(options, name) for name in ("context", "sequences", "cache", "wire")}
         said = {name: value for name, value in said.items() if value is not None}
         plan = replace(plan, predicted=None, **said) if said else plan
-        plan.check(self._model, self._group.size)
+        check_plan(options.plan, plan, self._model, self._group.size)
         return plan
 
     def _asked(self) -> TokenRequest:

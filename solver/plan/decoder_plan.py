@@ -146,53 +146,75 @@ class DecoderPlan:
         if not 1 <= self.two_steps_from <= ROWS_BY_MPI:
             raise InfeasiblePlanError(f"two_steps_from is {self.two_steps_from}, must be 1 to {ROWS_BY_MPI} rows")
         if len(self.devices) != ranks:
-            raise InfeasiblePlanError(f"the plan is for {len(self.devices)} devices, the job has {ranks} ranks")
+            count = len(self.devices)
+            raise InfeasiblePlanError(
+                f"the plan is for {count} devices, the job has {ranks} ranks: start mpirun with -np {count} or plan "
+                f"again for {ranks}"
+            )
         if [stage.layers.start for stage in self.stages] != [0, *(stage.layers.stop for stage in self.stages[:-1])]:
-            raise InfeasiblePlanError("the stages do not follow each other from layer 0 on")
+            spans = ", ".join(f"[{stage.layers.start}, {stage.layers.stop}]" for stage in self.stages)
+            raise InfeasiblePlanError(
+                f"layers of the stages are {spans}: the first must begin with 0, and each where the one before ends"
+            )
         if self.stages[-1].layers.stop != len(model.layers):
-            last = self.stages[-1].layers.stop
-            raise InfeasiblePlanError(f"the stages end at layer {last}, {model.name} has {len(model.layers)}")
-        for number, stage in enumerate(self.stages):
-            self._check_shares(model, number, stage)
-            self._check_rows(number, stage)
+            last, layers = self.stages[-1].layers.stop, len(model.layers)
+            raise InfeasiblePlanError(f"the plan has {last} layers, {model.name} has {layers}: share out {layers}")
+        for stage in self.stages:
+            self._check_shares(model, stage)
+            self._check_rows(stage)
         if len(self.words) != ranks or self.words.total != model.vocab:
-            raise InfeasiblePlanError(f"{self.words.total} words, {model.name} has {model.vocab}")
+            raise InfeasiblePlanError(
+                f"head: words add up to {self.words.total}, {model.name} has {model.vocab}: share out {model.vocab}"
+            )
         idle = [rank for rank, words in enumerate(self.words) if words.size and rank not in self.stages[-1].ranks]
         if idle:
-            raise InfeasiblePlanError(f"{self.devices[idle[0]]} has words, and no share of the last stage")
+            raise InfeasiblePlanError(
+                f"head: {self.devices[idle[0]]} has {self.words[idle[0]].size} words, and no share of the last stage: "
+                f"give it one, or 0 words"
+            )
         if not 1 <= self.context <= model.positions:
-            raise InfeasiblePlanError(f"a context of {self.context} tokens, {model.name} has {model.positions}")
+            raise InfeasiblePlanError(
+                f"context is {self.context} tokens, {model.name} has {model.positions}: write 1 to {model.positions}"
+            )
 
-    def _check_shares(self, model: Decoder, number: int, stage: DecoderStage) -> None:
+    def _check_shares(self, model: Decoder, stage: DecoderStage) -> None:
+        where = f"layers {stage.layers.start} to {stage.layers.stop - 1}"
         kinds, ranks = dict.fromkeys(chain(*model.layers[stage.layers.slice])), len(self.devices)
         for axis in dict.fromkeys((*stage.shares, *(kind.axis for kind in kinds))):
             own = [kind for kind in kinds if kind.axis == axis]
             if not own or axis not in stage.shares:
-                which = f"{model.name} has no" if axis in stage.shares else "there are no"
-                raise InfeasiblePlanError(f"stage {number}: {which} {axis}")
+                which = f"{model.name} has no {axis}: leave" if axis in stage.shares else f"there are no {axis}: write"
+                raise InfeasiblePlanError(f"{where}: {which} them{' out' * (axis in stage.shares)}")
             partition, totals = stage.shares[axis], {total_of(kind, model.stream) for kind in own}
             if len(partition) != ranks:
-                raise InfeasiblePlanError(f"stage {number}: {axis} of {len(partition)} devices, not of {ranks}")
+                raise InfeasiblePlanError(
+                    f"{where}: {len(partition)} numbers of {axis} for {ranks} devices: write one for each"
+                )
             if totals != {partition.total}:
                 has = ", ".join(map(str, sorted(totals)))
-                raise InfeasiblePlanError(f"stage {number}: {partition.total} {axis}, {model.name} has {has}")
+                raise InfeasiblePlanError(
+                    f"{where}: {axis} add up to {partition.total}, {model.name} has {has}: share out {has}"
+                )
             unit = math.lcm(*(cut_unit(kind, model.stream, self.precision) for kind in own))
             for span in partition:
                 if span.size and (span.start % unit or (span.stop % unit and span.stop != partition.total)):
                     raise InfeasiblePlanError(
-                        f"stage {number}: {axis} {span.start} to {span.stop} are cut within {unit}, "
-                        f"of which {self.precision} makes blocks of {BLOCK}"
+                        f"{where}: {axis} {span.start} to {span.stop} are cut within {unit}, of which {self.precision} "
+                        f"makes blocks of {BLOCK}: write multiples of {unit}"
                     )
 
-    def _check_rows(self, number: int, stage: DecoderStage) -> None:
+    def _check_rows(self, stage: DecoderStage) -> None:
         if not stage.rows:
             return
+        where = f"layers {stage.layers.start} to {stage.layers.stop - 1}"
         if len(stage.rows) != len(self.devices):
-            raise InfeasiblePlanError(f"stage {number}: rows of {len(stage.rows)} devices, not of {len(self.devices)}")
+            raise InfeasiblePlanError(
+                f"{where}: {len(stage.rows)} numbers of rows for {len(self.devices)} devices: write one for each"
+            )
         idle = [rank for rank, own in enumerate(stage.rows) if own and rank not in stage.ranks]
         if idle or not any(stage.rows):
             who = self.devices[idle[0]] if idle else "nobody"
-            raise InfeasiblePlanError(f"stage {number}: {who} has rows: who has some must have a share of the stage")
+            raise InfeasiblePlanError(f"{where}: {who} has rows: who has some must have a share of the stage")
         if self.rows_from < ROWS_BY_MPI:
             raise InfeasiblePlanError(f"rows_from is {self.rows_from}, must be {ROWS_BY_MPI} rows at least")
 
