@@ -97,8 +97,8 @@ class Program:
 
     Attributes
     ----------
-    stream : [sequences, rows, H]
-        What goes in: on ranks of the first stage the embedded tokens, to be written before `run`.
+    given : [sequences, rows, …]
+        What a pass begins with, on ranks that get it: to be written before `run`.
     logits
         What comes out: of some words each their first and [chosen, words]; nothing on ranks without words.
     """
@@ -124,9 +124,9 @@ class Program:
                 after = every[number + 1][0] if number + 1 < len(every) else None
                 last = not (isinstance(after, OwnExchange) and after.step.value == step.step.value)
                 self._exchange(step, called, coding if share.passes.coded(step.step) else EXACT, equal=last)
-        self.stream = np.zeros((B, S, int(np.prod(given.shape[1:]))), np.float32)
+        self.given = np.zeros((B, S, int(np.prod(given.shape[1:]))), np.float32)
         if begins is not None:
-            self.stream = self._memory.whole(given.name).reshape(self.stream.shape, copy=False)
+            self.given = self._memory.whole(given.name).reshape(self.given.shape, copy=False)
 
     def run(self, starts: Sequence[int]) -> None:
         """Compute; `starts` says for each sequence how many tokens are before the new ones."""

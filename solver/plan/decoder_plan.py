@@ -112,6 +112,8 @@ class DecoderPlan:
         Who made the plan.
     predicted
         What was predicted for it, where it was.
+    embedding
+        Words of the embedding a rank; None: rank 0 reads rows of all words from the file as they come.
     """
 
     system: str
@@ -126,12 +128,21 @@ class DecoderPlan:
     two_steps_from: int = ROWS_BY_MPI
     rows_from: int = 0
     predicted: DecoderPrediction | None = None
+    embedding: Partition | None = None
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """Who gets what a pass begins with: the stream, for the first stage, or tokens, for those who have words."""
+        if self.embedding is None:
+            return self.stages[0].ranks
+        return tuple(rank for rank, words in enumerate(self.embedding) if words.size)
 
     @property
     def structure(self) -> tuple[object, ...]:
         """What the steps of a pass follow from: who has some of what, how much or little it may be."""
         stages = tuple(stage.structure for stage in self.stages)
-        return stages, self.words.taking, self.two_steps_from, self.rows_from, self.sequences
+        embedding = self.embedding and self.embedding.taking
+        return stages, self.words.taking, embedding, self.two_steps_from, self.rows_from, self.sequences
 
     def check(self, model: Decoder, ranks: int) -> None:
         """Refuse a plan that does not fit a model and a number of ranks.
@@ -172,6 +183,8 @@ class DecoderPlan:
                 f"head: {self.devices[idle[0]]} has {self.words[idle[0]].size} words, and no share of the last stage: "
                 f"give it one, or 0 words"
             )
+        if self.embedding is not None:
+            self._check_embedding(model, self.embedding)
         if not 1 <= self.context <= model.positions:
             raise InfeasiblePlanError(
                 f"context is {self.context} tokens, {model.name} has {model.positions}: write 1 to {model.positions}"
@@ -202,6 +215,22 @@ class DecoderPlan:
                         f"{where}: {axis} {span.start} to {span.stop} are cut within {unit}, of which {self.precision} "
                         f"makes blocks of {BLOCK}: write multiples of {unit}"
                     )
+
+    def _check_embedding(self, model: Decoder, words: Partition) -> None:
+        if model.learned_positions:
+            raise InfeasiblePlanError(
+                f"embedding: {model.name} adds rows of places, which only rank 0 reads: leave it out"
+            )
+        if len(words) != len(self.devices) or words.total != model.vocab:
+            raise InfeasiblePlanError(
+                f"embedding: words add up to {words.total}, {model.name} has {model.vocab}: share out {model.vocab}"
+            )
+        at_work = {rank for stage in self.stages for rank in stage.ranks}
+        if idle := [rank for rank in self.begins if rank not in at_work]:
+            raise InfeasiblePlanError(
+                f"embedding: {self.devices[idle[0]]} has {words[idle[0]].size} words, and no share of a stage: give it "
+                f"one, or 0 words"
+            )
 
     def _check_rows(self, stage: DecoderStage) -> None:
         if not stage.rows:

@@ -24,6 +24,7 @@ _EXAMPLES = {
     "model": '{"name": "bert-base"}', "layers": "[0, 12]", "nodes": "[0, 13]",
     "stages": '[{"runs": […]}]', "runs": '[{"layers": [0, 12], …}]',
     "attention": '{"cut": "heads", "heads": [9, 3]}', "mlp": '{"cut": "columns", "columns": [2048, 1024]}',
+    "embedding": '{"cut": "words", "words": [32064, 96192]}',
     "head": '{"cut": "words", "words": [32064, 96192]}',
 }  # fmt: skip
 # Words of the first version's files, and what says the same now.

@@ -52,7 +52,7 @@ Staged = tuple[PlanFields, tuple[str, ...], list[PlanFields]]  # a stage, its de
 
 _OF: dict[type, str] = {Plan: "an encoder", SegmentPlan: "a convolutional network", DecoderPlan: "a language model"}
 _OF_ALL = ("format", "system", "model", "devices", "wire", "stages", "predicted")
-OF_LANGUAGE_MODELS = ("precision", "cache", "context", "sequences", "two_steps_from", "rows_from", "head")
+OF_LANGUAGE_MODELS = ("precision", "cache", "context", "sequences", "two_steps_from", "rows_from", "embedding", "head")
 # What a network shares out, in the words of the file.
 SEGMENT_CUTS = {cut: "input_channels" if cut is SegmentCut.SUMS else str(cut) for cut in SegmentCut}
 
@@ -288,6 +288,7 @@ def _language_model(plan: PlanFields, model: Decoder | None) -> DecoderPlan:
         devices=devices,
         stages=tuple(_decoder_stage(run, crew, devices, model) for _, crew, runs in staged for run in runs),
         words=_shared(plan.sub("head"), "words", last, devices),
+        embedding=_shared(plan.sub("embedding"), "words", devices, devices) if "embedding" in plan else None,
         precision=plan.word("precision", tuple(PRECISIONS), "float32"),
         cache=plan.word("cache", CACHES, "float32"),
         context=plan.count("context"),
