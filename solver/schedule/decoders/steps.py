@@ -121,10 +121,10 @@ def planned(parts: PassParts, plan: DecoderPlan) -> tuple[AnyStep, ...]:
         if stage.rows:
             spans[number, ROW] = _spans([Partition.of_shares(stage.rows, stream.shape[0])])
     layers = [(span, [placed.cut(spans) for placed in some]) for span, some in parts.layers]
-    before: list[AnyStep] = []
+    before = ComputeStep(())
     if plan.embedding is None:
         whole_on_0 = replace(parts.embedding, axis=WHOLE, spans=taking([0], ranks) * whole(1))
-        before.append(ComputeStep((whole_on_0,), frozenset([stream.name])))
+        before = ComputeStep((whole_on_0,), frozenset([stream.name]))
     else:
         # It is no node of a graph: the first layer's computation begins behind it.
         (span, some), *behind = layers
@@ -134,7 +134,12 @@ def planned(parts: PassParts, plan: DecoderPlan) -> tuple[AnyStep, ...]:
     begins = begins_with(parts.embedding.part, plan)
     given = {begins.name: (begins, some_have(begins, plan.begins, ranks))}
     body = schedule(layers, given, lambda size: size >= plan.two_steps_from, parts.names)
-    return *before, _tokens(plan, begins), *body, *([_candidates(plan, parts.chosen)] if parts.chosen else ())
+    return before, _tokens(plan, begins), *body, *([_candidates(plan, parts.chosen)] if parts.chosen else ())
+
+
+def before_pass(step: ComputeStep) -> bool:
+    """Return whether it is what rank 0 does before it hands out anything: it embeds, or nothing is computed."""
+    return all(own.stage == BEFORE and own.axis == WHOLE for own in step.placed)
 
 
 def begins_with(embedding: Part, plan: DecoderPlan) -> Value:
