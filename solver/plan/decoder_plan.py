@@ -11,7 +11,7 @@ chooses the next one, with or without a share.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -173,18 +173,14 @@ class DecoderPlan:
         for stage in self.stages:
             self._check_shares(model, stage)
             self._check_rows(stage)
-        if len(self.words) != ranks or self.words.total != model.vocab:
-            raise InfeasiblePlanError(
-                f"head: words add up to {self.words.total}, {model.name} has {model.vocab}: share out {model.vocab}"
-            )
-        idle = [rank for rank, words in enumerate(self.words) if words.size and rank not in self.stages[-1].ranks]
-        if idle:
-            raise InfeasiblePlanError(
-                f"head: {self.devices[idle[0]]} has {self.words[idle[0]].size} words, and no share of the last stage: "
-                f"give it one, or 0 words"
-            )
+        self._check_words("head", model, self.words, self.stages[-1].ranks, "the last stage")
         if self.embedding is not None:
-            self._check_embedding(model, self.embedding)
+            at_work = {rank for stage in self.stages for rank in stage.ranks}
+            self._check_words("embedding", model, self.embedding, at_work, "a stage")
+            if model.learned_positions:
+                raise InfeasiblePlanError(
+                    f"embedding: {model.name} adds rows of places, which only rank 0 reads: leave it out"
+                )
         if not 1 <= self.context <= model.positions:
             raise InfeasiblePlanError(
                 f"context is {self.context} tokens, {model.name} has {model.positions}: write 1 to {model.positions}"
@@ -216,21 +212,22 @@ class DecoderPlan:
                         f"makes blocks of {BLOCK}: write multiples of {unit}"
                     )
 
-    def _check_embedding(self, model: Decoder, words: Partition) -> None:
-        if model.learned_positions:
+    def _check_words(self, what: str, model: Decoder, words: Partition, taking: Collection[int], part: str) -> None:
+        """Refuse shares of words that are not all, or of devices that do not take part."""
+        if len(words) != len(self.devices):
             raise InfeasiblePlanError(
-                f"embedding: {model.name} adds rows of places, which only rank 0 reads: leave it out"
+                f"{what}: {len(words)} numbers of words for {len(self.devices)} devices: write one for each"
             )
-        if len(words) != len(self.devices) or words.total != model.vocab:
+        if words.total != model.vocab:
             raise InfeasiblePlanError(
-                f"embedding: words add up to {words.total}, {model.name} has {model.vocab}: share out {model.vocab}"
+                f"{what}: words add up to {words.total}, {model.name} has {model.vocab}: share out {model.vocab}"
             )
-        at_work = {rank for stage in self.stages for rank in stage.ranks}
-        if idle := [rank for rank in self.begins if rank not in at_work]:
-            raise InfeasiblePlanError(
-                f"embedding: {self.devices[idle[0]]} has {words[idle[0]].size} words, and no share of a stage: give it "
-                f"one, or 0 words"
-            )
+        for rank, own in enumerate(words):
+            if own.size and rank not in taking:
+                name = self.devices[rank]
+                raise InfeasiblePlanError(
+                    f"{what}: {name} has {own.size} words, and no share of {part}: give it one, or 0 words"
+                )
 
     def _check_rows(self, stage: DecoderStage) -> None:
         if not stage.rows:

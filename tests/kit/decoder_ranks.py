@@ -20,10 +20,11 @@ MIXED = "mixed"
 BACKENDS = (ONNXRUNTIME, "numpy", MIXED)
 
 
-def random_plan(world, model, rng, *, stages=1, rows_from=0, **facts):
+def random_plan(world, model, rng, *, stages=1, rows_from=0, embeds=None, **facts):
     """Return a plan with shares of any size, also none; every rank is in one stage at most.
 
-    `rows_from`: passes of so many rows are cut by rows; 0: none is.
+    `rows_from`: passes of so many rows are cut by rows; 0: none is. `embeds`: whether words of the embedding are shared
+    out; None: that, or rank 0 has it whole.
     """
     ranks = range(world.size)
     stages = min(stages, world.size, len(model.layers))
@@ -52,11 +53,10 @@ def random_plan(world, model, rng, *, stages=1, rows_from=0, **facts):
         made = tuple(replace(own, rows=row_parts(own.ranks)) for own in made)
     words = [rng.random() * (rank in made[-1].ranks) for rank in ranks]
     words = Partition.of_counts(largest_remainder(words, model.vocab))
-    at_work = {rank for stage in made for rank in stage.ranks}
+    at_work = {rank for own in made for rank in own.ranks}
     embedded = [rng.random() * (rank in at_work) for rank in ranks]
-    embedding = None
-    if rng.random() < 0.5 and not model.learned_positions:
-        embedding = Partition.of_counts(largest_remainder(embedded, model.vocab))
+    embeds = rng.random() < 0.5 and not model.learned_positions if embeds is None else embeds
+    embedding = Partition.of_counts(largest_remainder(embedded, model.vocab)) if embeds else None
     names = tuple(f"board-{rank}" for rank in ranks)
     facts = {
         "context": 64,

@@ -122,7 +122,7 @@ def test_in_blocks_ranks_say_what_one_says(case, precision, checkpoint, world):
         model, lead = weights.model, all_logits(weights.model, prompts)
         facts = {"context": 64, "precision": precision}
         alone = on_ranks(world, weights, whole_on(model, random_plan(world, model, rng).devices, 0, **facts), lead)
-        split = on_ranks(world, weights, random_plan(world, model, rng, **facts), lead)
+        split = on_ranks(world, weights, random_plan(world, model, rng, embeds=True, **facts), lead)
 
     spread = alone.max(1) - alone.min(1)
     assert (np.abs(split - alone).max(1) < MARGIN * spread).all()

@@ -154,13 +154,33 @@ def test_layers_that_are_compiled_from_one_have_the_same_logits(rows_from, world
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("role", ["output", "down", "logits"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("stages", "sequences"), [(1, 1), (2, 3), (3, 1)])
+def test_an_embedding_that_is_cut_by_words_makes_the_same_stream(stages, sequences, backend, world):
+    """With a scale, behind it one stage or several, and several sequences on their way through these."""
+    rng = np.random.default_rng([stages, sequences])
+    weights = Weights(MODELS["gemma2"])
+    texts = [rng.integers(0, weights.model.vocab, size).tolist() for size in (9, 20, 11)[:sequences]]
+    plan = random_plan(world, weights.model, rng, stages=stages, embeds=True)
+
+    def lead(ranks):
+        for place, text in enumerate(texts):
+            ranks.compute(place, np.array([text]), [0], chosen=1)
+        return ranks.compute(0, np.full((sequences, 1), 5), [*map(len, texts)], chosen=1)
+
+    best = on_ranks(world, weights, plan, lead, backend=backend)
+
+    for place, text in enumerate(texts):
+        assert best.logits[place] == pytest.approx(logits(weights, [*text, 5])[-1].max(), rel=1e-5)
+
+
+@pytest.mark.parametrize("role", ["words", "output", "down", "logits"])
 def test_a_span_that_is_one_too_short_is_noticed(role, world, monkeypatch):
     """The last unit that somebody has of a part is computed by nobody: logits are others."""
     weights = Weights(MODELS["llama"])
     rng = np.random.default_rng(3)
-    plan = random_plan(world, weights.model, rng)
-    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    plan = random_plan(world, weights.model, rng, embeds=role == "words")
+    tokens = [weights.model.vocab - 1, *rng.integers(0, weights.model.vocab, sum(CHUNKS) - 1).tolist()]
     shorten(monkeypatch, role)
 
     found = on_ranks(world, weights, plan, in_chunks(weights, tokens))

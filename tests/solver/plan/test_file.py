@@ -318,7 +318,8 @@ OF_LANGUAGE_MODELS = [
     ((*FIRST, "rows"), [1, -1]), ((*FIRST, "rows"), [1]), ((*ATTENTION, "heads"), [32]),
     ((*ATTENTION, "heads"), [33, -1]), ((*ATTENTION, "cut"), "rows"), ((*ATTENTION, "route"), "ring"),
     ((*MLP, "columns"), [8192.0, 0]), ((*FIRST, "layers"), [0]), ((*FIRST, "layers"), [3, 3]),
-    (("predicted",), {"token_s": 1}),
+    (("predicted",), {"token_s": 1}), (("embedding",), [1]), (("embedding",), {"cut": "words", "words": [128256]}),
+    (("embedding",), {"cut": "rows", "rows": [1, 0, 0]}),
 ]  # fmt: skip
 
 
