@@ -63,7 +63,8 @@ def run(options: argparse.Namespace, group: Group) -> int:
     load_s = group.slowest(clock.now() - started)
     if options.replan != "auto":  # nothing is read any more
         source.close()
-    ranks = Ranks(share, group, Direct(group), coding(plan.wire, backend(computes).cast), source)
+    cast, reads = backend(computes).cast, leader.reads if leader else None
+    ranks = Ranks(share, group, Direct(group), coding(plan.wire, cast), source, reads)
     # What is there now stays: the garbage collector need not look through it.
     gc.freeze()
     group.traffic.reset()

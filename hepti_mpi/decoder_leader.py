@@ -17,9 +17,10 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.hosts import Place
 from hepti_mpi.decoding.cli import CACHE, SYSTEM, answer_tokens
 from hepti_mpi.decoding.generation import WITHOUT_NUMBERS, Follow, Generation, TextAnswer
-from hepti_mpi.decoding.ranks import Embedding, Ranks
+from hepti_mpi.decoding.ranks import Ranks
 from hepti_mpi.decoding.report import answer_entry, run_report, show_run, speed
 from hepti_mpi.defaults import default_chat
+from hepti_mpi.kernels.kinds.embedding import ReadsRows
 from hepti_mpi.report.alone import (
     Pace,
     alone_line,
@@ -148,6 +149,11 @@ class DecoderLeader(Speaker):
         return path.absolute(), model, file.precision, file.fingerprint
 
     @property
+    def reads(self) -> ReadsRows:
+        """Where rows of the embedding come from."""
+        return self._file
+
+    @property
     def answers_nothing(self) -> bool:
         """Whether every line of the file that is asked was refused, each with what is wrong with it."""
         return self._prompts is not None and not self._prompts
@@ -198,7 +204,7 @@ class DecoderLeader(Speaker):
 
     def _read_plan(self) -> DecoderPlan:
         """Read the plan that is given; what the command line says goes before what it says."""
-        from solver.plan.file import read_plan
+        from solver.plan.file import check_plan, read_plan
 
         options = self._options
         plan = read_plan(options.plan, DecoderPlan, self._model)
@@ -207,7 +213,7 @@ class DecoderLeader(Speaker):
         said = {name: getattr(options, name) for name in ("context", "sequences", "cache", "wire")}
         said = {name: value for name, value in said.items() if value is not None}
         plan = replace(plan, predicted=None, **said) if said else plan
-        plan.check(self._model, self._group.size)
+        check_plan(options.plan, plan, self._model, self._group.size)
         return plan
 
     def _asked(self) -> TokenRequest:
@@ -228,9 +234,8 @@ class DecoderLeader(Speaker):
     def lead(self, ranks: Ranks, load_s: float) -> None:
         """Answer everything on all ranks; `load_s` is what loading took."""
         options = self._options
-        embedding = Embedding(self._model, self._file)
         generation = Generation(
-            self._model, ranks, embedding, self._tokenizer, self._usual,
+            self._model, ranks, self._tokenizer, self._usual,
             speculates=options.lookup == "auto" and self._plan.sequences == 1, follows=self._follows(load_s),
         )  # fmt: skip
         self._ranks = ranks

@@ -51,7 +51,7 @@ from solver.base.phrases import counted
 from solver.cluster.cluster import PROGRAM_BYTES, Cluster
 from solver.cluster.named import find_cluster
 from solver.model.convnet import ConvNet
-from solver.plan.file import read_plan
+from solver.plan.file import check_plan, read_plan
 from solver.plan.plan import Wire
 from solver.plan.segments import THROUGHPUT, SegmentPlan
 from solver.plan.writing import plan_table
@@ -169,6 +169,7 @@ class NetworkLeader(Speaker):
         options, ranks = self._options, self._group.size
         if options.plan is not None:
             self._plan = plan_of_file(options, self._net, ranks, cluster)
+            self.note([f"{options.plan}: {text}" for text in self._plan.unheeded(self._net)])
         elif options.system == THROUGHPUT:
             from solver.systems.convnets.hepti_throughput import solve_replicas  # the solvers are for rank 0 alone
 
@@ -529,7 +530,7 @@ def plan_of_file(options: argparse.Namespace, net: ConvNet, ranks: int, cluster:
         If it does not fit the network or the number of ranks.
     """
     plan = read_plan(options.plan, SegmentPlan, net)
-    plan.check(net, ranks)
+    check_plan(options.plan, plan, net, ranks)
     if options.wire not in (Wire.FLOAT32, plan.wire):
         plan = replace(plan, wire=options.wire, predicted=None)
     check_wire(plan.wire, net)

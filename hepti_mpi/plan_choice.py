@@ -13,7 +13,7 @@ from solver.cluster.cluster import Cluster
 from solver.cluster.named import find_cluster
 from solver.model.spec import ModelSpec, typical_rows
 from solver.plan.changes import all_bytes
-from solver.plan.file import read_plan
+from solver.plan.file import check_plan, read_plan
 from solver.plan.plan import Plan
 from solver.schedule.encoders.cost import predict
 from solver.schedule.encoders.memory import lacks
@@ -85,7 +85,8 @@ def choose(
     may_change = options.replan != "off" and cluster is not None and ranks > 1
     if options.plan is not None:
         plan = read_plan(options.plan, Plan)
-        plan.check(spec, ranks)
+        check_plan(options.plan, plan, spec, ranks)
+        notes += [f"{options.plan}: {text}" for text in plan.unheeded]
         if may_change:
             assert cluster is not None
             choice = _going_on(spec, cluster.holding(options.precision), plan, options)

@@ -25,7 +25,7 @@ from solver.model.named import named_model
 from solver.model.spec import DEFAULT_ROWS, ModelSpec, request_rows
 from solver.models import encoder_of
 from solver.network_cli import PRINTED, is_about_network, run_network
-from solver.plan.file import read_plan
+from solver.plan.file import check_plan, read_plan
 from solver.plan.plan import Plan, Wire
 from solver.plan.writing import plan_table, plan_to_json
 from solver.programs.candidates import kinds_to_try
@@ -277,7 +277,8 @@ def _price(options: argparse.Namespace, cluster: Cluster) -> None:
     plan = read_plan(options.price, Plan)
     if options.model is None:
         try:
-            spec = named_model(plan.model_name, options.layers or plan.stages[-1].span.stop)
+            made = plan.stages[-1].span.stop if plan.model_fingerprint else None  # of as many layers as asked for then
+            spec = named_model(plan.model_name, options.layers or made)
         except HeptiError as error:
             raise HeptiError(f"{options.price}: {error}; or say --model MODEL.h5") from error
     else:
@@ -286,13 +287,16 @@ def _price(options: argparse.Namespace, cluster: Cluster) -> None:
         raise HeptiError(
             f"{options.price} is for devices {', '.join(plan.devices)}, the cluster has {', '.join(cluster.names)}"
         )
-    plan.check(spec, len(cluster.names))
+    check_plan(options.price, plan, spec, len(cluster.names))
     rows = request_rows(spec, options.rows or plan.rows or None)
     plan = replace(plan, rows=rows, cluster_fingerprint=cluster.fingerprint)
     found = price_plan(spec, cluster, plan, rows)
     plan = replace(plan, predicted=found.prediction)
+    notes = [f": {text}" for text in plan.unheeded]
     if lacking := lacks(spec, cluster, plan, found.weights_bytes):
-        print(f"note: {options.price} {lacking}", file=sys.stderr)
+        notes.append(f" {lacking}")
+    for note in notes:
+        print(f"note: {options.price}{note}", file=sys.stderr)
     if options.schedule is not None:
         _show_schedule(options, cluster, found)
         return

@@ -7,6 +7,7 @@ import sys
 
 from solver.base.command import check_path, write_whole
 from solver.base.errors import HeptiError
+from solver.base.phrases import did_you_mean
 from solver.base.progress import progress
 from solver.base.tables import new_console
 from solver.cluster.cluster import Cluster
@@ -16,7 +17,7 @@ from solver.model.named_decoders import NAMED_DECODERS, named_decoder
 from solver.models import decoder_of, kind_of
 from solver.network_cli import PRINTED
 from solver.plan.decoder_plan import WIRES, DecoderPlan
-from solver.plan.file import planned_model, read_any_plan, read_plan
+from solver.plan.file import check_plan, planned_model, read_any_plan, read_plan
 from solver.plan.plan import Wire
 from solver.plan.writing import plan_to_json
 from solver.schedule.decoders.asked import PROMPT, TOKENS, TokenRequest, token_request
@@ -150,11 +151,15 @@ def _show(options: argparse.Namespace, found: PricedDecoder, asked: TokenRequest
 def _price(options: argparse.Namespace, cluster: Cluster) -> None:
     """Show what a plan file would take; of the model that it names, where no other is given."""
     if options.model is None:
-        name = planned_model(options.price)
+        name, fingerprint = planned_model(options.price)
         if name not in NAMED_DECODERS:
-            raise HeptiError(f"{options.price}: {name} is no language model known by name: say --model MODEL.h5")
-        plan = read_plan(options.price, DecoderPlan)
-        model = named_decoder(name, options.layers or plan.stages[-1].layers.stop)
+            raise HeptiError(
+                f"{options.price}: {name} is no language model known by name{did_you_mean(name, NAMED_DECODERS)}; or "
+                f"say --model MODEL.h5"
+            )
+        # What was made for some layers has a fingerprint.
+        made = read_plan(options.price, DecoderPlan).stages[-1].layers.stop if fingerprint else None
+        model = named_decoder(name, options.layers or made)
     else:
         model, _ = decoder_of(options.model, options.layers)
     plan = read_plan(options.price, DecoderPlan, model)
@@ -162,7 +167,7 @@ def _price(options: argparse.Namespace, cluster: Cluster) -> None:
         raise HeptiError(
             f"{options.price} is for devices {', '.join(plan.devices)}, the cluster has {', '.join(cluster.names)}"
         )
-    plan.check(model, len(cluster.names))
+    check_plan(options.price, plan, model, len(cluster.names))
     room = plan.context - 1
     prompt = min(PROMPT, room) if options.prompt is None else options.prompt
     asked = TokenRequest(

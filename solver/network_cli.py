@@ -8,13 +8,14 @@ from pathlib import Path
 
 from solver.base.command import check_path, write_whole
 from solver.base.errors import HeptiError
+from solver.base.phrases import did_you_mean
 from solver.base.progress import progress
 from solver.base.tables import new_console
 from solver.cluster.cluster import Cluster
 from solver.cluster.named import asked_cluster
 from solver.model.convnet import ConvNet
 from solver.models import kind_of, known_networks, network_of
-from solver.plan.file import planned_model, read_any_plan, read_plan
+from solver.plan.file import check_plan, planned_model, read_any_plan, read_plan
 from solver.plan.plan import Wire
 from solver.plan.segments import THROUGHPUT, SegmentPlan
 from solver.plan.writing import plan_to_json
@@ -182,9 +183,11 @@ def _show(options: argparse.Namespace, found: PricedNetwork) -> None:
 def _priced(options: argparse.Namespace, cluster: Cluster) -> PricedNetwork:
     """Return what a plan file would take; of the network that it names, where no other is given."""
     if options.model is None:
-        name = planned_model(options.price)
-        if name not in known_networks():
-            raise HeptiError(f"{options.price}: {name} is no network known by name: say --model NET.h5")
+        name, _ = planned_model(options.price)
+        if name not in (known := known_networks()):
+            raise HeptiError(
+                f"{options.price}: {name} is no network known by name{did_you_mean(name, known)}; or say --model NET.h5"
+            )
         net = network_of(name)
     else:
         net = network_of(options.model)
@@ -193,7 +196,9 @@ def _priced(options: argparse.Namespace, cluster: Cluster) -> PricedNetwork:
         raise HeptiError(
             f"{options.price} is for devices {', '.join(plan.devices)}, the cluster has {', '.join(cluster.names)}"
         )
-    plan.check(net, len(cluster.names))
+    check_plan(options.price, plan, net, len(cluster.names))
+    for text in plan.unheeded(net):
+        print(f"note: {options.price}: {text}", file=sys.stderr)
     found = priced_network(net, cluster, plan)
     if found.lacks:
         print(f"note: {options.price} {found.lacks}", file=sys.stderr)

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hepti_mpi.decoding.ranks import Candidates, Embedding, Ranks
+from hepti_mpi.decoding.ranks import Candidates, Ranks
 from hepti_mpi.requests.answer_text import AnswerText
 from hepti_mpi.requests.lookup import History, Lookup, Proposal
 from hepti_mpi.requests.prompts import Prompt, Wishes
 from hepti_mpi.requests.sampling import CANDIDATES, choose
 from solver.base import clock
-from solver.base.arrays import Array
 from solver.cluster.curves import Floats
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan
@@ -117,8 +116,8 @@ class Generation:
 
     Parameters
     ----------
-    model, ranks, embedding
-        The model, all ranks as one, and its tokens as rows.
+    model, ranks
+        The model, and all ranks as one.
     tokenizer
         Makes text of tokens; None: answers are token ids.
     usual
@@ -135,14 +134,13 @@ class Generation:
         self,
         model: Decoder,
         ranks: Ranks,
-        embedding: Embedding,
         tokenizer: PromptTokenizer | None,
         usual: Wishes,
         *,
         speculates: bool,
         follows: Follow | None = None,
     ) -> None:
-        self._model, self._ranks, self._embedding = model, ranks, embedding
+        self._model, self._ranks = model, ranks
         self._tokenizer, self._usual = tokenizer, usual
         plan = ranks.share.passes.plan
         self._context, self._follows = plan.context, follows
@@ -368,12 +366,10 @@ class Generation:
         if chosen and any(grammars):
             every = np.ones(self._model.vocab, bool)
             allowed = np.array([every if grammar is None else grammar.allowed for grammar in grammars])
-        stream: Array = np.empty((len(places), len(chunks[0]), self._model.hidden), np.float32)
-        for place, chunk, start, rows in zip(places, chunks, starts, stream, strict=True):
-            self._embedding(chunk, start, rows)
+        for place, chunk, start in zip(places, chunks, starts, strict=True):
             place.kept[start:] = chunk
         return self._ranks.compute(
-            places[0].number, stream, starts, chosen=chosen, count=count, allowed=allowed, wanted=wanted
+            places[0].number, np.array(chunks), starts, chosen=chosen, count=count, allowed=allowed, wanted=wanted
         )
 
     def _choose_scales(self) -> None:
@@ -384,9 +380,7 @@ class Generation:
         rows = min(SAMPLE, self._context)
         tokens = [number * self._model.vocab // rows for number in range(rows)]
         tokens[0] = self._model.bos or 0
-        stream: Array = np.empty((1, rows, self._model.hidden), np.float32)
-        self._embedding(tokens, 0, stream[0])
-        self._ranks.compute(0, stream, [0], chosen=0, scales=True)
+        self._ranks.compute(0, np.array([tokens]), [0], chosen=0, scales=True)
 
     def _measured(self) -> dict[int, float]:
         """Return the seconds of passes over one row and over a few, in the middle of TIMES each.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,60 +15,22 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.mpi import Tag
 from hepti_mpi.comm.wires import Coding
 from hepti_mpi.engine.load import Preparation, WeightsSource
+from hepti_mpi.kernels.kinds.embedding import ReadEmbedding, ReadsRows
 from hepti_mpi.program.in_flight import InFlight
 from hepti_mpi.program.program import PassShape, Program
 from hepti_mpi.program.share import Share
 from solver.base import clock
 from solver.base.arrays import Array, Numbers
-from solver.base.spans import Span
-from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan
-from solver.schedule.decoders.memory import WORDS_KEPT
 from solver.schedule.decoders.passes import DecoderPasses
 from solver.schedule.decoders.steps import FACTS, OWN
 
-SMALL_BYTES = 1 << 16  # of embedded rows that go with the word what to compute
+SMALL_BYTES = 1 << 16  # of what a pass begins with that goes with the word what to compute
 END, PASS, PREPARE, CHANGE = range(4)  # what rank 0 says: let go, a pass, get what another plan needs, go on with it
 KEPT = 8  # passes of other shapes than a token's are made anew when so many others were in between
 
 
-class ReadsRows(Protocol):
-    """Where embedded tokens come from."""
-
-    def read(self, name: str, rows: Span | None = None) -> Array:
-        """Return some rows of a tensor."""
-
-
 DecoderShare = Share[DecoderPasses]
-
-
-class Embedding:
-    """Tokens as rows of the stream.
-
-    Parameters
-    ----------
-    model
-        The model.
-    reads
-        Its weights; stays open.
-    """
-
-    def __init__(self, model: Decoder, reads: ReadsRows) -> None:
-        self._model, self._reads = model, reads
-        # A row from the file takes 72 us of a core.
-        self._word = lru_cache(WORDS_KEPT)(self._read)
-
-    def __call__(self, tokens: Sequence[int], start: int, out: Array) -> None:
-        """Write the rows of consecutive tokens, the first of them behind `start` others, into `out` [tokens, H]."""
-        for row, token in zip(out, tokens, strict=True):
-            row[...] = self._word(token)
-        if self._model.learned_positions:
-            out += self._reads.read("positions/weight", Span(start, start + len(tokens)))
-
-    def _read(self, token: int) -> Array:
-        row: Array = self._reads.read("embedding/weight", Span(token, token + 1))[0]
-        row *= self._model.embedding_scale
-        return row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,6 +68,8 @@ class Ranks:
         All ranks, this one's connections to them, and how summands travel.
     source
         Where the weights of another plan come from; None: there is none.
+    reads
+        On rank 0 where the rows of words come from, of plans under which it has all of the embedding.
 
     Attributes
     ----------
@@ -121,10 +83,12 @@ class Ranks:
     """
 
     def __init__(
-        self, share: DecoderShare, group: Group, direct: Direct, coding: Coding, source: WeightsSource | None = None
-    ) -> None:
+        self, share: DecoderShare, group: Group, direct: Direct, coding: Coding, source: WeightsSource | None = None,
+        reads: ReadsRows | None = None,
+    ) -> None:  # fmt: skip
         self._group, self._direct, self._coding = group, direct, coding
         self._preparation = Preparation(source) if source else None
+        self._embed = ReadEmbedding(share.passes.model.embedding, reads) if reads else None
         self._coming: DecoderShare | None = None  # of a plan that is prepared
         self.compute_s = 0.0
         self.pass_s, self.told_s, self.sent_bytes = (np.zeros(group.size) for _ in range(3))
@@ -136,13 +100,14 @@ class Ranks:
     def _use(self, share: DecoderShare) -> None:
         self.share = share
         stages = share.passes.plan.stages
-        self._first = stages[0].ranks
+        self._begins = share.passes.first
         self._at_work = sorted({rank for stage in stages for rank in stage.ranks})
         self._words = share.passes.plan.words
         self._suppressed = np.array(share.passes.model.suppressed, np.int64)
 
     def compute(
-        self, first: int, stream: Array, starts: Sequence[int], *, chosen: int, count: int = 1, scales: bool = False,
+        self, first: int, tokens: NDArray[np.int64], starts: Sequence[int], *, chosen: int, count: int = 1,
+        scales: bool = False,
         allowed: NDArray[np.bool] | None = None, wanted: NDArray[np.int64] | None = None,
     ) -> Candidates:  # fmt: skip
         """Compute new tokens on all ranks.
@@ -151,8 +116,8 @@ class Ranks:
         ----------
         first
             The place of the first sequence.
-        stream : [sequences, rows, H]
-            Their embedded tokens.
+        tokens : [sequences, rows]
+            Their new ones.
         starts
             How many tokens are before, of each sequence.
         chosen
@@ -166,24 +131,25 @@ class Ranks:
         wanted : [rows with candidates]
             Of each row a word whose logit is told, candidate or not; None: there are none.
         """
-        started, group, (B, S, _) = clock.now(), self._group, stream.shape
+        started, group, (B, S) = clock.now(), self._group, tokens.shape
         shape = PassShape(first, B, S, B * chosen, scales)
         self._facts[:FACTS] = PASS, first, B, S, shape.chosen, scales, count, allowed is not None, wanted is not None
         self._facts[FACTS : FACTS + B] = starts
-        small = stream.nbytes <= SMALL_BYTES
-        with_rows = np.concatenate([self._facts.view(np.uint8), stream.reshape(-1).view(np.uint8)]) if small else None
+        given = self._given(tokens, starts)
+        small = given.nbytes <= SMALL_BYTES
+        with_rows = np.concatenate([self._facts.view(np.uint8), given.reshape(-1).view(np.uint8)]) if small else None
         for peer in group.others():
-            first_of_all = peer in self._first
-            self._direct.send(with_rows if with_rows is not None and first_of_all else self._facts, peer)
-            if first_of_all and not small:
-                group.post_send(stream, peer, Tag.PASS)
+            begins = peer in self._begins
+            self._direct.send(with_rows if with_rows is not None and begins else self._facts, peer)
+            if begins and not small:
+                group.post_send(given, peer, Tag.PASS)
             if allowed is not None and (words := self._words[peer]).size:
                 self._direct.send(np.packbits(allowed[:, words.slice], axis=1), peer)
             if wanted is not None and self._words[peer].size:
                 self._direct.send(wanted, peer)
         own = self._pass(shape)
-        if group.rank in self._first:
-            own.stream[...] = stream
+        if group.rank in self._begins:
+            own.given[...] = given
         size = shape.chosen * (1 + 2 * count + (wanted is not None))
         told = {peer: np.empty(OWN + size * (self._words[peer].size > 0)) for peer in self._at_work if chosen}
         seconds = self._run(own, starts)
@@ -205,6 +171,14 @@ class Ranks:
         found = merged([np.empty((shape.chosen, 0, 2)), *best], count, [np.full(shape.chosen, -np.inf), *sums])
         # A word is one rank's; the others say -inf.
         return found if wanted is None else replace(found, wanted=np.max([part[until:] for part in parts], axis=0))
+
+    def _given(self, tokens: NDArray[np.int64], starts: Sequence[int]) -> Array:
+        """Return what a pass begins with, [sequences, rows, …]: the stream, or tokens where words are shared out."""
+        passes = self.share.passes
+        if passes.plan.embedding is not None:  # float32 has all whole numbers below 16 million
+            return tokens[..., None].astype(np.float32)
+        assert self._embed is not None
+        return self._embed(tokens, starts, passes.model.hidden)
 
     def prepare(self, plan: DecoderPlan, budget_s: float) -> None:
         """Let all ranks get what another plan needs, between passes, which may wait for it; rank 0 calls it.
@@ -284,11 +258,11 @@ class Ranks:
                 self._change(group.orders.take())
                 continue
             own = self._pass(PassShape(first, B, S, chosen, bool(scales)))
-            if group.rank in self._first:
-                if own.stream.nbytes <= SMALL_BYTES:
-                    self._direct.receive(own.stream, 0)
+            if group.rank in self._begins:
+                if own.given.nbytes <= SMALL_BYTES:
+                    self._direct.receive(own.given, 0)
                 else:
-                    group.wait_all([group.post_receive(own.stream, 0, Tag.PASS)])
+                    group.wait_all([group.post_receive(own.given, 0, Tag.PASS)])
             allowed = self._allowed(chosen) if held and self._words[group.rank].size else None
             wanted = self._wanted(chosen) if asked and self._words[group.rank].size else None
             seconds = self._run(own, [int(start) for start in facts[FACTS : FACTS + B]])

@@ -23,7 +23,7 @@ from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.exchange import Item, RankExchange
 from hepti_mpi.comm.group import Group, host_name
 from hepti_mpi.comm.wires import EXACT
-from hepti_mpi.decoding.ranks import Embedding, Ranks, merged
+from hepti_mpi.decoding.ranks import Ranks, merged
 from hepti_mpi.kernels import backends
 from hepti_mpi.kernels.backends import ONNXRUNTIME
 from hepti_mpi.measure.profile import kinds, measured_under, names_of, profile_facts
@@ -250,14 +250,12 @@ def _between_passes(graphs: RandomDecoder, group: Group) -> TimedCall:
     alone, model = group.alone, graphs.model
     # Nothing of the model is on this rank.
     share = Share(DecoderPasses(model, whole_on(model, ("here", "elsewhere"), 1)), 0, backend=graphs.backend)
-    ranks, embed = Ranks(share, alone, Direct(alone), EXACT), Embedding(model, graphs)
-    stream, tokens = np.empty((1, 1, model.hidden), np.float32), count()
+    ranks, tokens = Ranks(share, alone, Direct(alone), EXACT, reads=graphs), count()
     candidates, sums = [np.zeros((1, 1, 2))] * group.size, [np.zeros(1)] * group.size
 
     def between() -> None:
         merged(candidates, 1, sums)
-        embed([next(tokens)], 0, stream[0])  # one that is not in memory
-        ranks.compute(0, stream, [0], chosen=0)
+        ranks.compute(0, np.array([[next(tokens)]]), [0], chosen=0)  # one that is not in memory
 
     return between
 

@@ -35,7 +35,7 @@ class InFlight:
             self._parts.append((some, program(part)))
         self._each = each
         first = self._parts[0][1]
-        self.stream = np.zeros((shape.sequences, *first.stream.shape[1:]), np.float32)
+        self.given = np.zeros((shape.sequences, *first.given.shape[1:]), np.float32)
         self.logits: list[tuple[int, Array]] = [
             (word, np.zeros((shape.chosen, own.shape[1]), np.float32)) for word, own in first.logits
         ]
@@ -43,7 +43,7 @@ class InFlight:
     def run(self, starts: Sequence[int]) -> None:
         """Compute; `starts` says for each sequence how many tokens are before the new ones."""
         for some, program in self._parts:
-            program.stream[...] = self.stream[some.slice]
+            program.given[...] = self.given[some.slice]
             program.run(starts[some.slice])
             for (_, every), (_, own) in zip(self.logits, program.logits, strict=True):
                 every[some.scaled(self._each).slice] = own

@@ -47,8 +47,8 @@ class Program(Compiled):
 
     Attributes
     ----------
-    stream : [sequences, rows, H]
-        What goes in: on ranks of the first stage the embedded tokens, to be written before `run`.
+    given : [sequences, rows, …]
+        What a pass begins with, on ranks that get it: to be written before `run`.
     logits
         What comes out: of some words each their first and [chosen, words]; nothing on ranks without words.
     """
@@ -65,9 +65,9 @@ class Program(Compiled):
         begins = share.rank in share.passes.first
         places = places_of(every, [(given.name, Box.whole(*given.shape))] if begins else ())
         super().__init__(every, places, group, direct)
-        self.stream = np.zeros((B, S, int(np.prod(given.shape[1:]))), np.float32)
+        self.given = np.zeros((B, S, int(np.prod(given.shape[1:]))), np.float32)
         if begins:
-            self.stream = self._memory.whole(given.name).reshape(self.stream.shape, copy=False)
+            self.given = self._memory.whole(given.name).reshape(self.given.shape, copy=False)
 
     def run(self, starts: Sequence[int]) -> None:
         """Compute; `starts` says for each sequence how many tokens are before the new ones."""

@@ -152,7 +152,8 @@ class Share(Graphs[RunKey, tuple[RankRun, frozenset[str]], ShareGraphs], Generic
         leaves: frozenset[str], tensors: RunTensors,
     ) -> None:  # fmt: skip
         """Make a graph of a run, of which the tensors are there."""
-        make = run_maker(self.backend)
+        # A lookup is no product that a graph makes faster.
+        make = run_maker("numpy" if any(part.role == "words" for part, _ in run) else self.backend)
         runs.append((words, make(run, leaves | {run[-1][0].writes.name}, tensors, cache=self.passes.cache)))
         give_back()
 
@@ -201,9 +202,9 @@ class Share(Graphs[RunKey, tuple[RankRun, frozenset[str]], ShareGraphs], Generic
 
 
 def _words(run: RankRun, precision: str) -> list[Span]:
-    """Return the words of each graph of a run; of one without words there is one graph."""
+    """Return the words of each graph of a run: of one that makes nothing of words there is one graph."""
     part, region = run[-1]
-    if WORD not in region:
-        return [Span(0, 1)]
+    if WORD not in part.writes.axes:
+        return [region.get(WORD, Span(0, 1))]
     _, width = next(tensor.weight.shape for tensor in part.tensors if tensor.axis == WORD)
     return tiles(region[WORD], max(1, HEAD_BYTES * 8 // (width * PRECISIONS[precision].of_words.bits)))

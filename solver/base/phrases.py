@@ -42,13 +42,19 @@ def excerpt(text: str, most: int) -> str:
     return words if len(words) > most // 2 or words == line else f"{line[: most - 2]} …"
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error line about a word that is not known: those nearest to it, or all there are."""
+def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:
+    """Return the end of an error line about a word that is not known: those nearest to it, or all there are.
+
+    Parameters
+    ----------
+    alike
+        How much of the letters two words must have in common, in order; short words have some by chance.
+    """
     names = list(known)
-    near = get_close_matches(word, names, n=1)
+    near = get_close_matches(word, names, n=1, cutoff=alike)
     if near:
         # Of pi-0 to pi-3 none is nearer to pi-7 than the others.
         ratio = SequenceMatcher(None, near[0], word).ratio()
-        alike = [name for name in names if SequenceMatcher(None, name, word).ratio() == ratio]
-        return f" (did you mean {' or '.join(filter(None, [', '.join(alike[:-1]), alike[-1]]))}?)"
+        nearest = [name for name in names if SequenceMatcher(None, name, word).ratio() == ratio]
+        return f" (did you mean {' or '.join(filter(None, [', '.join(nearest[:-1]), nearest[-1]]))}?)"
     return f" (known: {', '.join(names)})" if names else ""

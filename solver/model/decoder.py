@@ -19,16 +19,18 @@ from typing import Any, TypeVar
 
 from solver.base.errors import HeptiError
 from solver.model.blocks import BlockKind, check_types, one_of, told
+from solver.model.kinds.embedding import Embedding
 from solver.model.kinds.every import KINDS
-from solver.model.kinds.part import Part, Residual, Value
-from solver.model.kinds.stream import Head, Join
+from solver.model.kinds.head import Head
+from solver.model.kinds.join import Join
+from solver.model.kinds.part import ROW, Part, Residual, Value
 from solver.model.kinds.weight import Weight
 
 KIND = "decoder"  # of a model in a weights file
 # Fields that came later: written where they say something, so that fingerprints of models from before stay.
 _LATER = ("suppressed", "pre_norms")
 NORMS = ("rms", "layer")
-STREAM = "stream"  # the name of what a pass begins with
+TOKENS = "tokens"  # the name of what a pass begins with
 
 
 DecoderLayer = tuple[BlockKind, ...]  # blocks in order, any number of any kind
@@ -106,6 +108,11 @@ class Decoder:
         return "embedding/weight" if self.tied else "head/weight"
 
     @property
+    def embedding(self) -> Embedding:
+        """What makes rows of the stream."""
+        return Embedding(self.vocab, self.embedding_scale, self.positions * self.learned_positions)
+
+    @property
     def head_block(self) -> Head:
         """What makes logits."""
         return Head(self.vocab, self.head_softcap, self.tied)
@@ -163,16 +170,20 @@ def blocks_of(model: Decoder, kind: type[SomeKind]) -> list[SomeKind]:
 
 def decoder_tensors(model: Decoder) -> dict[str, Weight]:
     """Return every tensor of a decoder, in file order."""
-    H, stream = model.hidden, model.stream
-    found = {"embedding/weight": Weight((model.vocab, H), 1, words=True)}
-    if model.learned_positions:
-        found["positions/weight"] = Weight((model.positions, H))
+    stream = model.stream
+    found = {tensor.name: tensor.weight for tensor in model.embedding.tensors("embedding", stream).values()}
     for number, layer in enumerate(model.layers):
         for name, kind in named_blocks(layer).items():
             tensors = kind.tensors(f"layers/{number}/{name}", stream)
             found |= {tensor.name: tensor.weight for tensor in tensors.values()}
     ends = model.head_block.tensors("head", stream).values()
     return found | {tensor.name: tensor.weight for tensor in ends if tensor.name not in found}
+
+
+def embedding_part(model: Decoder, rows: int) -> Part:
+    """Return the part that makes rows of the stream of so many tokens."""
+    (part,) = model.embedding.parts("embedding", model.stream, Value(TOKENS, (ROW,), (rows,)))
+    return part
 
 
 def layer_parts(model: Decoder, number: int, x: Value) -> tuple[list[Part], Value]:

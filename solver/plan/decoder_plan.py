@@ -11,7 +11,7 @@ chooses the next one, with or without a share.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -112,6 +112,8 @@ class DecoderPlan:
         Who made the plan.
     predicted
         What was predicted for it, where it was.
+    embedding
+        Words of the embedding a rank; None: rank 0 reads rows of all words from the file as they come.
     """
 
     system: str
@@ -126,12 +128,21 @@ class DecoderPlan:
     two_steps_from: int = ROWS_BY_MPI
     rows_from: int = 0
     predicted: DecoderPrediction | None = None
+    embedding: Partition | None = None
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """Who gets what a pass begins with: the stream, for the first stage, or tokens, for those who have words."""
+        if self.embedding is None:
+            return self.stages[0].ranks
+        return tuple(rank for rank, words in enumerate(self.embedding) if words.size)
 
     @property
     def structure(self) -> tuple[object, ...]:
         """What the steps of a pass follow from: who has some of what, how much or little it may be."""
         stages = tuple(stage.structure for stage in self.stages)
-        return stages, self.words.taking, self.two_steps_from, self.rows_from, self.sequences
+        embedding = self.embedding and self.embedding.taking
+        return stages, self.words.taking, embedding, self.two_steps_from, self.rows_from, self.sequences
 
     def check(self, model: Decoder, ranks: int) -> None:
         """Refuse a plan that does not fit a model and a number of ranks.
@@ -146,53 +157,90 @@ class DecoderPlan:
         if not 1 <= self.two_steps_from <= ROWS_BY_MPI:
             raise InfeasiblePlanError(f"two_steps_from is {self.two_steps_from}, must be 1 to {ROWS_BY_MPI} rows")
         if len(self.devices) != ranks:
-            raise InfeasiblePlanError(f"the plan is for {len(self.devices)} devices, the job has {ranks} ranks")
+            count = len(self.devices)
+            raise InfeasiblePlanError(
+                f"the plan is for {count} devices, the job has {ranks} ranks: start mpirun with -np {count} or plan "
+                f"again for {ranks}"
+            )
         if [stage.layers.start for stage in self.stages] != [0, *(stage.layers.stop for stage in self.stages[:-1])]:
-            raise InfeasiblePlanError("the stages do not follow each other from layer 0 on")
+            spans = ", ".join(f"[{stage.layers.start}, {stage.layers.stop}]" for stage in self.stages)
+            raise InfeasiblePlanError(
+                f"layers of the stages are {spans}: the first must begin with 0, and each where the one before ends"
+            )
         if self.stages[-1].layers.stop != len(model.layers):
-            last = self.stages[-1].layers.stop
-            raise InfeasiblePlanError(f"the stages end at layer {last}, {model.name} has {len(model.layers)}")
-        for number, stage in enumerate(self.stages):
-            self._check_shares(model, number, stage)
-            self._check_rows(number, stage)
-        if len(self.words) != ranks or self.words.total != model.vocab:
-            raise InfeasiblePlanError(f"{self.words.total} words, {model.name} has {model.vocab}")
-        idle = [rank for rank, words in enumerate(self.words) if words.size and rank not in self.stages[-1].ranks]
-        if idle:
-            raise InfeasiblePlanError(f"{self.devices[idle[0]]} has words, and no share of the last stage")
+            last, layers = self.stages[-1].layers.stop, len(model.layers)
+            raise InfeasiblePlanError(f"the plan has {last} layers, {model.name} has {layers}: share out {layers}")
+        for stage in self.stages:
+            self._check_shares(model, stage)
+            self._check_rows(stage)
+        self._check_words("head", model, self.words, self.stages[-1].ranks, "the last stage")
+        if self.embedding is not None:
+            at_work = {rank for stage in self.stages for rank in stage.ranks}
+            self._check_words("embedding", model, self.embedding, at_work, "a stage")
+            if model.learned_positions:
+                raise InfeasiblePlanError(
+                    f"embedding: {model.name} adds rows of places, which only rank 0 reads: leave it out"
+                )
         if not 1 <= self.context <= model.positions:
-            raise InfeasiblePlanError(f"a context of {self.context} tokens, {model.name} has {model.positions}")
+            raise InfeasiblePlanError(
+                f"context is {self.context} tokens, {model.name} has {model.positions}: write 1 to {model.positions}"
+            )
 
-    def _check_shares(self, model: Decoder, number: int, stage: DecoderStage) -> None:
+    def _check_shares(self, model: Decoder, stage: DecoderStage) -> None:
+        where = f"layers {stage.layers.start} to {stage.layers.stop - 1}"
         kinds, ranks = dict.fromkeys(chain(*model.layers[stage.layers.slice])), len(self.devices)
         for axis in dict.fromkeys((*stage.shares, *(kind.axis for kind in kinds))):
             own = [kind for kind in kinds if kind.axis == axis]
             if not own or axis not in stage.shares:
-                which = f"{model.name} has no" if axis in stage.shares else "there are no"
-                raise InfeasiblePlanError(f"stage {number}: {which} {axis}")
+                which = f"{model.name} has no {axis}: leave" if axis in stage.shares else f"there are no {axis}: write"
+                raise InfeasiblePlanError(f"{where}: {which} them{' out' * (axis in stage.shares)}")
             partition, totals = stage.shares[axis], {total_of(kind, model.stream) for kind in own}
             if len(partition) != ranks:
-                raise InfeasiblePlanError(f"stage {number}: {axis} of {len(partition)} devices, not of {ranks}")
+                raise InfeasiblePlanError(
+                    f"{where}: {len(partition)} numbers of {axis} for {ranks} devices: write one for each"
+                )
             if totals != {partition.total}:
                 has = ", ".join(map(str, sorted(totals)))
-                raise InfeasiblePlanError(f"stage {number}: {partition.total} {axis}, {model.name} has {has}")
+                raise InfeasiblePlanError(
+                    f"{where}: {axis} add up to {partition.total}, {model.name} has {has}: share out {has}"
+                )
             unit = math.lcm(*(cut_unit(kind, model.stream, self.precision) for kind in own))
             for span in partition:
                 if span.size and (span.start % unit or (span.stop % unit and span.stop != partition.total)):
                     raise InfeasiblePlanError(
-                        f"stage {number}: {axis} {span.start} to {span.stop} are cut within {unit}, "
-                        f"of which {self.precision} makes blocks of {BLOCK}"
+                        f"{where}: {axis} {span.start} to {span.stop} are cut within {unit}, of which {self.precision} "
+                        f"makes blocks of {BLOCK}: write multiples of {unit}"
                     )
 
-    def _check_rows(self, number: int, stage: DecoderStage) -> None:
+    def _check_words(self, what: str, model: Decoder, words: Partition, taking: Collection[int], part: str) -> None:
+        """Refuse shares of words that are not all, or of devices that do not take part."""
+        if len(words) != len(self.devices):
+            raise InfeasiblePlanError(
+                f"{what}: {len(words)} numbers of words for {len(self.devices)} devices: write one for each"
+            )
+        if words.total != model.vocab:
+            raise InfeasiblePlanError(
+                f"{what}: words add up to {words.total}, {model.name} has {model.vocab}: share out {model.vocab}"
+            )
+        for rank, own in enumerate(words):
+            if own.size and rank not in taking:
+                name = self.devices[rank]
+                raise InfeasiblePlanError(
+                    f"{what}: {name} has {own.size} words, and no share of {part}: give it one, or 0 words"
+                )
+
+    def _check_rows(self, stage: DecoderStage) -> None:
         if not stage.rows:
             return
+        where = f"layers {stage.layers.start} to {stage.layers.stop - 1}"
         if len(stage.rows) != len(self.devices):
-            raise InfeasiblePlanError(f"stage {number}: rows of {len(stage.rows)} devices, not of {len(self.devices)}")
+            raise InfeasiblePlanError(
+                f"{where}: {len(stage.rows)} numbers of rows for {len(self.devices)} devices: write one for each"
+            )
         idle = [rank for rank, own in enumerate(stage.rows) if own and rank not in stage.ranks]
         if idle or not any(stage.rows):
             who = self.devices[idle[0]] if idle else "nobody"
-            raise InfeasiblePlanError(f"stage {number}: {who} has rows: who has some must have a share of the stage")
+            raise InfeasiblePlanError(f"{where}: {who} has rows: who has some must have a share of the stage")
         if self.rows_from < ROWS_BY_MPI:
             raise InfeasiblePlanError(f"rows_from is {self.rows_from}, must be {ROWS_BY_MPI} rows at least")
 

@@ -12,13 +12,39 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from solver.base.errors import HeptiError, explained, no_text
-from solver.base.phrases import counted
+from solver.base.phrases import counted, did_you_mean
 from solver.base.spans import Span
 
 T = TypeVar("T")
 Amounts = tuple[float, ...]
 _KINDS = {dict: "a table", list: "a list", str: "a text", int: "a whole number", bool: "true or false"}
 _SLACK = 0.02  # a person may write 0.33 three times, or 0.34
+# What to write where a key is missing, or is of another kind.
+_EXAMPLES = {
+    "model": '{"name": "bert-base"}', "layers": "[0, 12]", "nodes": "[0, 13]",
+    "stages": '[{"runs": […]}]', "runs": '[{"layers": [0, 12], …}]',
+    "attention": '{"cut": "heads", "heads": [9, 3]}', "mlp": '{"cut": "columns", "columns": [2048, 1024]}',
+    "embedding": '{"cut": "words", "words": [32064, 96192]}',
+    "head": '{"cut": "words", "words": [32064, 96192]}',
+}  # fmt: skip
+# Words of the first version's files, and what says the same now.
+_NOW = {
+    "block": ("heads", "columns"), "sums": ("input_channels",), "ffn": ("columns",), "inner": ("heads", "columns"),
+    "norm": ("rows",), "segments": ("stages",), "shares": ("rows", "channels", "input_channels", "tiles"),
+}  # fmt: skip
+
+
+def _wanted(key: str, kind: Any) -> str:
+    """Return what to write under a key, with an example where it is more than a number or a word."""
+    example = f", as {_EXAMPLES[key]}" if kind in (dict, list) and key in _EXAMPLES else ""
+    return _KINDS.get(kind, "a number") + example
+
+
+def _meant(word: str, known: Collection[str]) -> str:
+    """Return the end of a complaint about a word that is not known: what is, of an old word what it is called now."""
+    if now := [new for new in _NOW.get(word, ()) if new in known]:
+        return f" (now called {' or '.join(now)})"
+    return did_you_mean(word, known, 0.75)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +69,18 @@ class PlanFields:
         """Refuse other keys."""
         for key in self.table:
             if key not in known:
-                raise self.error(f"unknown key {key!r} (known: {', '.join(known)})")
+                raise self.error(f"unknown key {key!r}{_meant(key, known)}")
 
     def get(self, key: str, kind: Any, *default: Any) -> Any:
         """Return a value of this kind; where it is not there the default, if there is one."""
         if key in self.table or default:
             return self.checked(self.table[key], kind, key) if key in self.table else default[0]
-        raise self.missing(key, _KINDS.get(kind, "a number"))
+        raise self.missing(key, _wanted(key, kind))
 
     def checked(self, value: Any, kind: Any, what: str) -> Any:
         """Refuse a value of another kind; true and false are no numbers."""
         if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-            raise self.error(f"{what} is {value!r}, must be {_KINDS.get(kind, 'a number')}")
+            raise self.error(f"{what} is {value!r}, must be {_wanted(what, kind)}")
         return value
 
     def word(self, key: str, known: Collection[str], *default: str) -> str:
@@ -66,7 +92,7 @@ class PlanFields:
     def known(self, value: str, what: str, known: Collection[str]) -> str:
         """Refuse a word that is none of those known."""
         if value not in known:
-            raise self.error(f"{what} {value!r} is not one of {', '.join(known)}")
+            raise self.error(f"unknown {what} {value!r}{_meant(value, known)}")
         return value
 
     def count(self, key: str, *default: int, least: int = 0) -> int:
@@ -91,7 +117,7 @@ class PlanFields:
         """Return different names, one at least."""
         found = tuple(self.several(key, str)) if key in self.table else ()
         if not found:
-            raise self.missing(key, "the names of those that take part")
+            raise self.missing(key, 'the names of those that take part, in the order of ranks, as ["pi-0", "pi-1"]')
         if len(set(found)) < len(found):
             raise self.error(f"{key} {', '.join(found)}: one is named twice")
         return found

@@ -52,7 +52,7 @@ Staged = tuple[PlanFields, tuple[str, ...], list[PlanFields]]  # a stage, its de
 
 _OF: dict[type, str] = {Plan: "an encoder", SegmentPlan: "a convolutional network", DecoderPlan: "a language model"}
 _OF_ALL = ("format", "system", "model", "devices", "wire", "stages", "predicted")
-OF_LANGUAGE_MODELS = ("precision", "cache", "context", "sequences", "two_steps_from", "rows_from", "head")
+OF_LANGUAGE_MODELS = ("precision", "cache", "context", "sequences", "two_steps_from", "rows_from", "embedding", "head")
 # What a network shares out, in the words of the file.
 SEGMENT_CUTS = {cut: "input_channels" if cut is SegmentCut.SUMS else str(cut) for cut in SegmentCut}
 
@@ -73,9 +73,23 @@ def read_any_plan(path: Path) -> AnyPlan:
     return read_with(path, any_plan_from_json)
 
 
-def planned_model(path: Path) -> str:
-    """Return the name of the model that a plan file is for; errors as `read_plan`."""
-    return read_with(path, lambda text: _name(_table(text)))
+def planned_model(path: Path) -> tuple[str, str]:
+    """Return the name of the model that a plan file is for, and its fingerprint, or ""; errors as `read_plan`."""
+    return read_with(path, lambda text: _named(PlanFields(_table(text))))
+
+
+def check_plan(path: Path, plan: Plan | SegmentPlan | DecoderPlan, model: Any, ranks: int) -> None:
+    """Refuse the plan of a file that does not fit a model and a number of ranks.
+
+    Raises
+    ------
+    HeptiError
+        Naming the file, and the number that does not fit.
+    """
+    try:
+        plan.check(model, ranks)
+    except HeptiError as error:
+        raise type(error)(f"{path}: {error}") from error
 
 
 def plan_from_json(text: str, kind: type[P], model: ConvNet | Decoder | None = None) -> P:
@@ -158,9 +172,11 @@ def _stages(
     plan: PlanFields, *known: str
 ) -> tuple[tuple[str, ...], list[tuple[PlanFields, tuple[str, ...], list[PlanFields]]]]:
     """Return all devices, and of every stage its table, its devices and its runs."""
-    devices = plan.names("devices") if "devices" in plan else ()
+    stages = plan.subs("stages", "stage")
+    named = "devices" in plan or not any("devices" in stage for stage in stages)
+    devices = plan.names("devices") if named else ()
     found = []
-    for stage in plan.subs("stages", "stage"):
+    for stage in stages:
         stage.only("devices", *known, "runs")
         crew = devices if devices and "devices" not in stage else stage.names("devices")
         for name in crew:
@@ -272,6 +288,7 @@ def _language_model(plan: PlanFields, model: Decoder | None) -> DecoderPlan:
         devices=devices,
         stages=tuple(_decoder_stage(run, crew, devices, model) for _, crew, runs in staged for run in runs),
         words=_shared(plan.sub("head"), "words", last, devices),
+        embedding=_shared(plan.sub("embedding"), "words", devices, devices) if "embedding" in plan else None,
         precision=plan.word("precision", tuple(PRECISIONS), "float32"),
         cache=plan.word("cache", CACHES, "float32"),
         context=plan.count("context"),

@@ -238,10 +238,10 @@ class Stage:
 
     def __post_init__(self) -> None:
         if not self.layers:
-            raise HeptiError(f"plan: the stage of {', '.join(self.devices)} has no layers")
+            raise HeptiError(f"the stage of {', '.join(self.devices)} has no layers")
         if self.sublayers.size and len({len(layer) for _, layer in self.layers}) > 1:
             raise HeptiError(
-                f"plan: the stage of {', '.join(self.devices)} has sublayers, and layers of unlike numbers of blocks: "
+                f"the stage of {', '.join(self.devices)} has sublayers, and layers of unlike numbers of blocks: "
                 f"it must have all of its layers"
             )
         if not self.sublayers.size:
@@ -249,14 +249,14 @@ class Stage:
         touched = Span(self.sublayers.start // self.per_layer, -(-self.sublayers.stop // self.per_layer))
         if touched != self.span:
             raise HeptiError(
-                f"plan: the stage of {', '.join(self.devices)} has layers {self.span.start} to {self.span.stop - 1}, "
+                f"the stage of {', '.join(self.devices)} has layers {self.span.start} to {self.span.stop - 1}, "
                 f"its sublayers [{self.sublayers.start}, {self.sublayers.stop}) are in layers {touched.start} to "
                 f"{touched.stop - 1}: there are {self.per_layer} a layer"
             )
         for end, block in ((self.sublayers.start, self.first), (self.sublayers.stop, self.last)):
             if end % HALVES and block.cut is not Cut.ROWS:
                 raise HeptiError(
-                    f"plan: the stage of {', '.join(self.devices)} is cut at sub-layer {end}, within a block that is "
+                    f"the stage of {', '.join(self.devices)} is cut at sub-layer {end}, within a block that is "
                     f"cut by {cut_word(block.block, block.cut)}: only blocks that are cut by rows can be"
                 )
 
@@ -438,12 +438,26 @@ class Plan:
             order = [name for name in self.devices if name in stage.devices]
             if list(stage.devices) != order:
                 raise HeptiError(
-                    f"plan: devices {', '.join(stage.devices)} of a stage do not stand in the order of the ranks, "
+                    f"devices {', '.join(stage.devices)} of a stage do not stand in the order of the ranks, "
                     f"{', '.join(self.devices)}"
                 )
             for name in seen.intersection(stage.devices):
-                raise HeptiError(f"plan: device {name} is in two stages: a device can be in one")
+                raise HeptiError(f"device {name} is in two stages: a device can be in one")
             seen.update(stage.devices)
+
+    @property
+    def unheeded(self) -> list[str]:
+        """What it says that comes to less, in words: more groups than a device has heads or columns to send in them."""
+        return [
+            f"layers {span.start} to {span.stop - 1}, {block.block}: groups is {block.groups}, "
+            f"{KINDS[block.block].axis} of {name} are {count}: it sends {count}"
+            for stage in self.stages
+            for span, layer in stage.layers
+            for block in layer
+            if block.inner is not None
+            for name, count in zip(stage.devices, block.inner.counts, strict=True)
+            if 0 < count < block.groups
+        ]
 
     def layer(self, number: int) -> LayerPlan:
         """Return the cuts of one layer, in the first replica."""
@@ -481,12 +495,12 @@ def _check_replica(replica: Sequence[Stage], spec: ModelSpec) -> None:
                 Partition(tuple(span.within(stage.span) for span, _ in stage.layers))
             covered = Partition(tuple(stage.sublayers for stage in replica))
     except HeptiError as error:
-        raise HeptiError(f"plan: {'layers' if whole else 'sublayers'}: {error}") from error
+        raise HeptiError(f"{'layers' if whole else 'sublayers'} of the stages: {error}") from error
     total, unit = (spec.layers, "layers") if whole else (replica[0].per_layer * spec.layers, "sub-layers")
     if covered.total != total:
-        raise HeptiError(f"the plan has {covered.total} {unit}, model {spec.name} has {total}")
+        raise HeptiError(f"the plan has {covered.total} {unit}, model {spec.name} has {total}: share out {total}")
     for span, layer, devices in runs:
-        where = f"plan: layers {span.start} to {span.stop - 1}"
+        where = f"layers {span.start} to {span.stop - 1}"
         for number in (span.start, *(start for start in spec.starts if span.start < start < span.stop)):
             run = spec.run(number)
             has, needs = (", ".join(names) for names in ([b.block for b in layer], [b.name for b in run.blocks]))
@@ -536,10 +550,12 @@ def _check_block(plan: BlockPlan, block: Block, where: str, spec: ModelSpec, dev
                     f"all rows must have as many devices"
                 )
         elif len(partition) != devices:
-            raise HeptiError(f"{where}: {len(partition)} spans of {name} for {devices} devices")
+            raise HeptiError(f"{where}: {len(partition)} numbers of {name} for {devices} devices: write one for each")
         if partition.total != total:
-            raise HeptiError(f"{where}: {partition.total} {name} are shared out, model {spec.name} has {total}")
+            raise HeptiError(
+                f"{where}: {name} add up to {partition.total}, model {spec.name} has {total}: share out {total}"
+            )
     if plan.rows is not None and len(plan.rows) != devices:
-        raise HeptiError(f"{where}: {len(plan.rows)} shares of rows for {devices} devices")
+        raise HeptiError(f"{where}: {len(plan.rows)} shares of rows for {devices} devices: write one for each")
     if plan.keys is not None and len(plan.keys) != devices:
-        raise HeptiError(f"{where}: {len(plan.keys)} ways to keys for {devices} devices")
+        raise HeptiError(f"{where}: {len(plan.keys)} words of keys for {devices} devices: write one for each")

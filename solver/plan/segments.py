@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from solver.base.errors import HeptiError
+from solver.base.phrases import counted
 from solver.base.spans import Partition, Span
 from solver.model.convnet import ConvNet, MapBox
 from solver.model.operators import GLOBAL_POOLS, SUMS, adds_up
@@ -118,29 +119,55 @@ class SegmentPlan:
             )
         if len(self.devices) != ranks:
             raise HeptiError(
-                f"the plan is for {len(self.devices)} devices, {ranks} ranks run: start {len(self.devices)}"
+                f"the plan is for {len(self.devices)} devices, the job has {ranks} ranks: start mpirun with "
+                f"-np {len(self.devices)} or plan again for {ranks}"
+            )
+        if not self.model_fingerprint and self.model_name != net.name:
+            raise HeptiError(
+                f"the plan is for model {self.model_name}, the weights are {net.name}: if it is meant for these, write "
+                f"{net.name} into its model"
             )
         at = 0
-        for number, segment in enumerate(self.segments):
-            where = f"plan: segment {number}"
+        for segment in self.segments:
+            where = _where(segment)
             if segment.nodes.start != at:
-                raise HeptiError(f"{where} has nodes {_text(segment.nodes)}, the next is {at}")
+                raise HeptiError(f"{where}: the next node is {at}, write [{at}, …]")
             at = segment.nodes.stop
             if len(segment.shares) != len(self.devices):
-                raise HeptiError(f"{where} has {len(segment.shares)} shares, there are {len(self.devices)} devices")
+                raise HeptiError(
+                    f"{where}: {len(segment.shares)} shares for {len(self.devices)} devices: write one for each"
+                )
             if min(segment.shares) < 0 or abs(sum(segment.shares) - 1) > ROUNDING:
                 raise HeptiError(
                     f"{where}: shares must be at least 0 and add up to 1, they add up to {sum(segment.shares):g}"
                 )
             if min(segment.grid) < 1 or (segment.cut is not SegmentCut.TILES and segment.grid != (1, 1)):
-                raise HeptiError(f"{where} is cut by {segment.cut}, its grid is {list(segment.grid)}")
+                raise HeptiError(
+                    f"{where} is cut by {segment.cut}, its grid is {list(segment.grid)}: a grid is of cut tiles, of at "
+                    f"least 1 by 1"
+                )
             if segment.cut is SegmentCut.SUMS and not adds_up(first := net.nodes[segment.nodes.start]):
                 op = first.op + " in groups" * (first.op in SUMS)
                 raise HeptiError(f"{where} is cut by sums, {op} adds up nothing: cut it by rows or channels")
             if segment.cut is SegmentCut.SUMS and segment.nodes.size > 1:
                 raise HeptiError(f"{where} is cut by sums and has {segment.nodes.size} nodes: it must have one")
         if at != len(net.nodes):
-            raise HeptiError(f"plan: its segments end at node {at}, {net.name} has {len(net.nodes)}")
+            raise HeptiError(
+                f"the runs end at node {at}, {net.name} has {len(net.nodes)}: write the last as […, {len(net.nodes)}]"
+            )
+
+    def unheeded(self, net: ConvNet) -> list[str]:
+        """Return what it says that comes to less, in words: shares of fewer rows or channels than devices have some."""
+        found = []
+        for segment in self.segments:
+            parts = whole_parts(net, segment)
+            if none := [self.devices[rank] for rank in segment.active if not parts[rank]]:
+                unit = "input channel" if segment.cut is SegmentCut.SUMS else str(segment.cut)[:-1]
+                found.append(
+                    f"{_where(segment)}, cut {segment.cut}: {counted(sum(parts), unit)} for {len(segment.active)} "
+                    f"devices: {', '.join(none)} gets none"
+                )
+        return found
 
 
 def tile_boxes(net: ConvNet, segment: Segment) -> dict[tuple[int, int], dict[str, MapBox]]:
@@ -213,5 +240,5 @@ def alone_on(rank: int, ranks: int) -> tuple[float, ...]:
     return equal_shares([rank], ranks)
 
 
-def _text(span: Span) -> str:
-    return f"[{span.start}, {span.stop})"
+def _where(segment: Segment) -> str:
+    return f"nodes [{segment.nodes.start}, {segment.nodes.stop}]"

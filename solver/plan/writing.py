@@ -38,7 +38,7 @@ def plan_table(plan: AnyPlan, model: ConvNet | Decoder | None = None) -> dict[st
     if isinstance(plan, DecoderPlan):
         assert isinstance(model, Decoder)
         named, stages = (model.name, model.fingerprint), _decoder_stages(plan, model)
-        own = {name: getattr(plan, name) for name in OF_LANGUAGE_MODELS if name != "head"}
+        own = {name: getattr(plan, name) for name in OF_LANGUAGE_MODELS if name not in ("embedding", "head")}
     else:
         named, own = (plan.model_name, plan.model_fingerprint), {"cluster": {"fingerprint": plan.cluster_fingerprint}}
         if isinstance(plan, SegmentPlan):
@@ -51,6 +51,8 @@ def plan_table(plan: AnyPlan, model: ConvNet | Decoder | None = None) -> dict[st
     table |= {"model": dict(zip(("name", "fingerprint"), named, strict=True)), **own, "wire": str(plan.wire)}
     table |= {"devices": list(plan.devices), "stages": stages}
     if isinstance(plan, DecoderPlan):
+        if plan.embedding is not None:
+            table["embedding"] = {"cut": "words", "words": list(plan.embedding.counts)}
         table["head"] = {"cut": "words", "words": _of(_crew(plan, plan.stages[-1]), plan.words.counts)}
     if plan.predicted is not None:
         facts = asdict(plan.predicted)

@@ -67,12 +67,13 @@ def _shares(found: PricedDecoder, listed: Sequence[int]) -> Table:
         for rank in listed
     }
     axes = list(dict.fromkeys(axis for stages in own.values() for _, units in stages for axis in units))
-    headings = ("device", "layers", *(_WITH_KEYS if axis == KV else axis for axis in axes), "words")
+    of_words = {"words": found.plan.words} | ({"embedded": found.plan.embedding} if found.plan.embedding else {})
+    headings = ("device", "layers", *(_WITH_KEYS if axis == KV else axis for axis in axes), *of_words)
     table = new_table("who has what", *headings, words=2)
     for rank, stages in own.items():
-        words = str(found.plan.words[rank].size or "-")
+        words = [str(partition[rank].size or "-") for partition in of_words.values()]
         for layers, units in stages or [("-", dict[str, int]())]:
-            table.add_row(found.plan.devices[rank], layers, *(str(units.get(axis) or "-") for axis in axes), words)
+            table.add_row(found.plan.devices[rank], layers, *(str(units.get(axis) or "-") for axis in axes), *words)
     return table
 
 

@@ -17,7 +17,7 @@ import numpy as np  # noqa: E402
 from hepti_mpi.comm.direct import Direct  # noqa: E402
 from hepti_mpi.comm.group import world  # noqa: E402
 from hepti_mpi.comm.wires import EXACT  # noqa: E402
-from hepti_mpi.decoding.ranks import Embedding, Ranks  # noqa: E402
+from hepti_mpi.decoding.ranks import Ranks  # noqa: E402
 from hepti_mpi.engine.load import WeightsSource  # noqa: E402
 from hepti_mpi.program.share import Share  # noqa: E402
 from solver.base.spans import Span  # noqa: E402
@@ -29,14 +29,12 @@ from weights.decoders.file import DecoderFile  # noqa: E402
 CHUNKS = (Span(0, 14), Span(14, 15), Span(15, 20))  # a prefill, a token, what a guess is checked with
 
 
-def logits(ranks, embedding, model, tokens):
+def logits(ranks, model, tokens):
     """Return all logits: candidates are the whole vocabulary."""
     found = np.empty((len(tokens), model.vocab), np.float32)
     for rows in CHUNKS:
-        stream = np.empty((1, rows.size, model.hidden), np.float32)
-        embedding(tokens[rows.slice], rows.start, stream[0])
         asked = {"chosen": rows.size, "count": model.vocab, "scales": rows.start == 0}
-        best = ranks.compute(0, stream, [rows.start], **asked)
+        best = ranks.compute(0, np.array([tokens[rows.slice]]), [rows.start], **asked)
         np.put_along_axis(found[rows.slice], best.ids, best.logits.astype(np.float32), 1)
     return found
 
@@ -51,11 +49,11 @@ def main(jobs, out):
             model = weights.model
             share = Share(DecoderPasses(model, read_plan(Path(plan), DecoderPlan, model)), group.rank)
             WeightsSource(group, weights).complete(share.lacking())
-            ranks = Ranks(share, group, direct, EXACT)
+            ranks = Ranks(share, group, direct, EXACT, reads=weights)
             if group.rank:
                 ranks.follow()
             else:
-                found[name] = logits(ranks, Embedding(model, weights), model, table["tokens"])
+                found[name] = logits(ranks, model, table["tokens"])
                 ranks.finish()
     direct.close()
     if not group.rank:

@@ -7,7 +7,7 @@ import numpy as np
 
 from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.wires import coding
-from hepti_mpi.decoding.ranks import Embedding, Ranks
+from hepti_mpi.decoding.ranks import Ranks
 from hepti_mpi.engine.load import WeightsSource
 from hepti_mpi.kernels.backends import ONNXRUNTIME
 from hepti_mpi.program.share import Share
@@ -20,10 +20,11 @@ MIXED = "mixed"
 BACKENDS = (ONNXRUNTIME, "numpy", MIXED)
 
 
-def random_plan(world, model, rng, *, stages=1, rows_from=0, **facts):
+def random_plan(world, model, rng, *, stages=1, rows_from=0, embeds=None, **facts):
     """Return a plan with shares of any size, also none; every rank is in one stage at most.
 
-    `rows_from`: passes of so many rows are cut by rows; 0: none is.
+    `rows_from`: passes of so many rows are cut by rows; 0: none is. `embeds`: whether words of the embedding are shared
+    out; None: that, or rank 0 has it whole.
     """
     ranks = range(world.size)
     stages = min(stages, world.size, len(model.layers))
@@ -52,6 +53,10 @@ def random_plan(world, model, rng, *, stages=1, rows_from=0, **facts):
         made = tuple(replace(own, rows=row_parts(own.ranks)) for own in made)
     words = [rng.random() * (rank in made[-1].ranks) for rank in ranks]
     words = Partition.of_counts(largest_remainder(words, model.vocab))
+    at_work = {rank for own in made for rank in own.ranks}
+    embedded = [rng.random() * (rank in at_work) for rank in ranks]
+    embeds = rng.random() < 0.5 and not model.learned_positions if embeds is None else embeds
+    embedding = Partition.of_counts(largest_remainder(embedded, model.vocab)) if embeds else None
     names = tuple(f"board-{rank}" for rank in ranks)
     facts = {
         "context": 64,
@@ -60,7 +65,7 @@ def random_plan(world, model, rng, *, stages=1, rows_from=0, **facts):
         "two_steps_from": int(rng.integers(1, ROWS_BY_MPI + 1)),
         **facts,
     }
-    plan = DecoderPlan("test", names, made, words, **facts)
+    plan = DecoderPlan("test", names, made, words, embedding=embedding, **facts)
     plan.check(model, world.size)
     return plan
 
@@ -77,11 +82,11 @@ def on_ranks(world, weights, plan, lead, wire=Wire.FLOAT32, backend=ONNXRUNTIME)
     share = Share(DecoderPasses(weights.model, plan), world.rank, backend=backend)
     source = WeightsSource(world, weights)
     source.complete(share.lacking())
-    ranks = Ranks(share, world, direct, coding(wire), source)
+    ranks = Ranks(share, world, direct, coding(wire), source, weights)
     result = None
     if world.rank == 0:
         try:
-            result = lead(ranks, Embedding(weights.model, weights))
+            result = lead(ranks)
         finally:
             ranks.finish()
     else:

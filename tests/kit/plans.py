@@ -136,6 +136,7 @@ def decoder_plans(draw, model, max_ranks=4):
         stages = [dataclasses.replace(stage, rows=over(stage.ranks, 7).counts) for stage in stages]
     seconds, counts = [st.floats(0, 1e6)] * 4, st.integers(0, 10**12)
     prediction = st.builds(DecoderPrediction, *seconds, st.tuples(*[counts] * ranks), counts, counts)
+    at_work = sorted(rank for stage in stages for rank in stage.ranks)
     return DecoderPlan(
         draw(st.sampled_from(["", "hepti"])),
         tuple(f"pi-{rank}" for rank in range(ranks)),
@@ -148,6 +149,7 @@ def decoder_plans(draw, model, max_ranks=4):
         two_steps_from=draw(st.integers(1, ROWS_BY_MPI)),
         rows_from=rows_from,
         predicted=draw(st.none() | prediction),
+        embedding=over(at_work, model.vocab) if draw(st.booleans()) else None,
     )
 
 

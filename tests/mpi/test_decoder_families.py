@@ -71,12 +71,10 @@ def checkpoint(tmp_path_factory, world):
 def all_logits(model, prompts):
     """Return what computes the logits of every row of prompts, [rows, V]."""
 
-    def lead(ranks, embedding):
+    def lead(ranks):
         found = []
         for prompt in prompts:
-            stream = np.empty((1, len(prompt), model.hidden), np.float32)
-            embedding(prompt, 0, stream[0])
-            best = ranks.compute(0, stream, [0], chosen=len(prompt), count=model.vocab)
+            best = ranks.compute(0, np.array([prompt]), [0], chosen=len(prompt), count=model.vocab)
             own = np.empty(best.logits.shape)
             np.put_along_axis(own, best.ids, best.logits, 1)
             found.append(own)
@@ -95,9 +93,9 @@ def test_answers_are_those_of_transformers(case, checkpoint, world):
         context = min(64, weights.model.positions)
         plan = random_plan(world, weights.model, rng, stages=1 + len(case) % 2, context=context, sequences=2)
 
-        def lead(ranks, embedding):
+        def lead(ranks):
             generation = Generation(
-                weights.model, ranks, embedding, None, Wishes(Ending(NEW), Sampling()), speculates=len(case) % 3 == 0
+                weights.model, ranks, None, Wishes(Ending(NEW), Sampling()), speculates=len(case) % 3 == 0
             )
             asked = [Prompt(number, tuple(prompt)) for number, prompt in enumerate(prompts)]
             found = {answer.prompt.id: answer.text.tokens for answer in generation.answer(asked)}
@@ -124,7 +122,7 @@ def test_in_blocks_ranks_say_what_one_says(case, precision, checkpoint, world):
         model, lead = weights.model, all_logits(weights.model, prompts)
         facts = {"context": 64, "precision": precision}
         alone = on_ranks(world, weights, whole_on(model, random_plan(world, model, rng).devices, 0, **facts), lead)
-        split = on_ranks(world, weights, random_plan(world, model, rng, **facts), lead)
+        split = on_ranks(world, weights, random_plan(world, model, rng, embeds=True, **facts), lead)
 
     spread = alone.max(1) - alone.min(1)
     assert (np.abs(split - alone).max(1) < MARGIN * spread).all()

@@ -26,12 +26,12 @@ def in_chunks(weights, tokens, place=1):
     """Return what computes all logits of a text in chunks: candidates are the whole vocabulary."""
     model = weights.model
 
-    def lead(ranks, embed):
+    def lead(ranks):
         found, start = [], 0
         for rows in CHUNKS:
-            stream = np.empty((1, rows, model.hidden), np.float32)
-            embed(tokens[start : start + rows], start, stream[0])
-            best = ranks.compute(place, stream, [start], chosen=rows, count=model.vocab)
+            best = ranks.compute(
+                place, np.array([tokens[start : start + rows]]), [start], chosen=rows, count=model.vocab
+            )
             own = np.empty(best.logits.shape)
             np.put_along_axis(own, best.ids, best.logits, 1)
             found.append(own)
@@ -79,12 +79,10 @@ def test_rows_that_nobody_asks_for_change_nothing(name, stages, world):
     weights = Weights(MODELS[name])
     tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
 
-    def lead(ranks, embed):
+    def lead(ranks):
         found, start = [], 0
         for rows, chosen in zip(CHUNKS, (0, 1, 0, 2, 5), strict=True):
-            stream = np.empty((1, rows, weights.model.hidden), np.float32)
-            embed(tokens[start : start + rows], start, stream[0])
-            best = ranks.compute(1, stream, [start], chosen=chosen, count=1)
+            best = ranks.compute(1, np.array([tokens[start : start + rows]]), [start], chosen=chosen, count=1)
             start += rows
             found += [(row, float(own)) for row, (own,) in zip(range(start - chosen, start), best.logits, strict=True)]
         return found
@@ -108,11 +106,10 @@ def test_bytes_that_are_sent_are_those_that_were_priced(wire, stages, rows, by_r
     plan = random_plan(world, weights.model, rng, stages=stages, rows_from=by_rows, wire=wire)
     s = setting_of(weights.model, boards(*[1e9] * world.size), plan)
 
-    def lead(ranks, embed):
+    def lead(ranks):
         told = []
         for start in (0, rows):
-            stream = np.zeros((1, rows, weights.model.hidden), np.float32)
-            ranks.compute(0, stream, [start], chosen=1)
+            ranks.compute(0, np.zeros((1, rows), np.int64), [start], chosen=1)
             told.append(ranks.sent_bytes.copy())
         return told[1] - told[0]
 
@@ -157,13 +154,33 @@ def test_layers_that_are_compiled_from_one_have_the_same_logits(rows_from, world
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("role", ["output", "down", "logits"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("stages", "sequences"), [(1, 1), (2, 3), (3, 1)])
+def test_an_embedding_that_is_cut_by_words_makes_the_same_stream(stages, sequences, backend, world):
+    """With a scale, behind it one stage or several, and several sequences on their way through these."""
+    rng = np.random.default_rng([stages, sequences])
+    weights = Weights(MODELS["gemma2"])
+    texts = [rng.integers(0, weights.model.vocab, size).tolist() for size in (9, 20, 11)[:sequences]]
+    plan = random_plan(world, weights.model, rng, stages=stages, embeds=True)
+
+    def lead(ranks):
+        for place, text in enumerate(texts):
+            ranks.compute(place, np.array([text]), [0], chosen=1)
+        return ranks.compute(0, np.full((sequences, 1), 5), [*map(len, texts)], chosen=1)
+
+    best = on_ranks(world, weights, plan, lead, backend=backend)
+
+    for place, text in enumerate(texts):
+        assert best.logits[place] == pytest.approx(logits(weights, [*text, 5])[-1].max(), rel=1e-5)
+
+
+@pytest.mark.parametrize("role", ["words", "output", "down", "logits"])
 def test_a_span_that_is_one_too_short_is_noticed(role, world, monkeypatch):
     """The last unit that somebody has of a part is computed by nobody: logits are others."""
     weights = Weights(MODELS["llama"])
     rng = np.random.default_rng(3)
-    plan = random_plan(world, weights.model, rng)
-    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    plan = random_plan(world, weights.model, rng, embeds=role == "words")
+    tokens = [weights.model.vocab - 1, *rng.integers(0, weights.model.vocab, sum(CHUNKS) - 1).tolist()]
     shorten(monkeypatch, role)
 
     found = on_ranks(world, weights, plan, in_chunks(weights, tokens))
@@ -193,15 +210,10 @@ def test_several_sequences_in_one_pass_do_not_feel_each_other(name, stages, worl
     model = weights.model
     texts = [[int(token) for token in rng.integers(0, model.vocab, size)] for size in (9, 20, 1)]
 
-    def lead(ranks, embed):
+    def lead(ranks):
         for place, text in enumerate(texts):
-            stream = np.empty((1, len(text), model.hidden), np.float32)
-            embed(text, 0, stream[0])
-            ranks.compute(place, stream, [0], chosen=1, count=1)
-        stream = np.empty((3, 1, model.hidden), np.float32)
-        for place, text in enumerate(texts):
-            embed([5], len(text), stream[place])
-        return ranks.compute(0, stream, [len(text) for text in texts], chosen=1, count=2)
+            ranks.compute(place, np.array([text]), [0], chosen=1, count=1)
+        return ranks.compute(0, np.full((3, 1), 5), [len(text) for text in texts], chosen=1, count=2)
 
     best = on_ranks(world, weights, random_plan(world, model, rng, stages=stages), lead)
 
@@ -217,11 +229,9 @@ def test_what_is_forgotten_is_overwritten(world):
     weights = Weights(MODELS["qwen3"])
     tokens = [int(token) for token in rng.integers(0, 50, 12)]
 
-    def lead(ranks, embed):
+    def lead(ranks):
         for start, rows in ((0, tokens[:8]), (8, [1, 2, 3, 4]), (8, tokens[8:])):
-            stream = np.empty((1, len(rows), weights.model.hidden), np.float32)
-            embed(rows, start, stream[0])
-            best = ranks.compute(0, stream, [start], chosen=1, count=1)
+            best = ranks.compute(0, np.array([rows]), [start], chosen=1, count=1)
         return best
 
     best = on_ranks(world, weights, random_plan(world, weights.model, rng), lead)

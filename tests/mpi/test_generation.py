@@ -33,9 +33,9 @@ def texts(rng, vocab, *sizes):
 def answers(world, weights, plan, prompts, ending=None, sampling=GREEDY, *, speculates=False):
     """Return the tokens, the reason to end, and what was known, of every answer by its prompt's id."""
 
-    def lead(ranks, embedding):
+    def lead(ranks):
         generation = Generation(
-            weights.model, ranks, embedding, None, Wishes(ending or Ending(6), sampling), speculates=speculates
+            weights.model, ranks, None, Wishes(ending or Ending(6), sampling), speculates=speculates
         )
         asked = [Prompt(number, tokens) for number, tokens in enumerate(prompts)]
         return {
@@ -95,10 +95,10 @@ def test_a_guess_is_taken_as_far_as_the_model_agrees(world):
     rng = np.random.default_rng(0)
     passes = []
 
-    def lead(ranks, embedding):
+    def lead(ranks):
         compute = ranks.compute
         ranks.compute = lambda *args, **facts: passes.append(args[1].shape[1]) or compute(*args, **facts)
-        generation = Generation(weights.model, ranks, embedding, None, Wishes(Ending(40), GREEDY), speculates=True)
+        generation = Generation(weights.model, ranks, None, Wishes(Ending(40), GREEDY), speculates=True)
         generation._lookup = Lookup({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0})
         (answer,) = generation.answer([Prompt(1, prompt)])
         return answer.text.tokens, passes
@@ -119,10 +119,10 @@ def test_what_guesses_cost_is_measured_behind_the_first_token_and_only_where_the
     plan = random_plan(world, weights.model, np.random.default_rng(0), context=128)
     passes = []
 
-    def lead(ranks, embedding):
+    def lead(ranks):
         compute = ranks.compute
         ranks.compute = lambda *args, **facts: passes[-1].append(args[1].shape[1]) or compute(*args, **facts)
-        generation = Generation(weights.model, ranks, embedding, None, Wishes(Ending(2), GREEDY), speculates=True)
+        generation = Generation(weights.model, ranks, None, Wishes(Ending(2), GREEDY), speculates=True)
         tokens = []
         for number, prompt in enumerate(prompts):
             passes.append([])
@@ -184,13 +184,13 @@ def test_an_int8_cache_costs_little(name, backend, world):
     weights = Weights(MODELS[name])
     (text,) = texts(rng, weights.model.vocab, 50)
 
-    def lead(ranks, embedding):
-        generation = Generation(weights.model, ranks, embedding, None, Wishes(Ending(1), GREEDY), speculates=False)
+    def lead(ranks):
+        generation = Generation(weights.model, ranks, None, Wishes(Ending(1), GREEDY), speculates=False)
         found = []
         for start, rows in ((0, 20), (20, 1), (21, 29)):
-            stream = np.empty((1, rows, weights.model.hidden), np.float32)
-            embedding(text[start : start + rows], start, stream[0])
-            best = ranks.compute(0, stream, [start], chosen=rows, count=weights.model.vocab)
+            best = ranks.compute(
+                0, np.array([text[start : start + rows]]), [start], chosen=rows, count=weights.model.vocab
+            )
             own = np.empty(best.logits.shape)
             np.put_along_axis(own, best.ids, best.logits, 1)
             found.append(own)
@@ -221,8 +221,8 @@ def test_a_change_of_plan_between_tokens_changes_no_token(name, seed, cache, bac
     prompts = texts(rng, model.vocab, 21, 9)
 
     def answered(plans, budget_s):
-        def lead(ranks, embedding):
-            generation = Generation(model, ranks, embedding, None, Wishes(Ending(24), GREEDY), speculates=False)
+        def lead(ranks):
+            generation = Generation(model, ranks, None, Wishes(Ending(24), GREEDY), speculates=False)
             passes, to_come, compute = [], plans[1:], ranks.compute
 
             def changing(*args, **options):
@@ -251,9 +251,9 @@ def test_a_change_of_plan_between_tokens_changes_no_token(name, seed, cache, bac
 def answered(world, weights, plan, prompts, gone=lambda prompt: False, said=lambda answer, text: None):
     """Return the answers to prompts that say how they are to be answered, by their ids."""
 
-    def lead(ranks, embedding):
+    def lead(ranks):
         usual = Wishes(Ending(6), GREEDY)
-        generation = Generation(weights.model, ranks, embedding, None, usual, speculates=False)
+        generation = Generation(weights.model, ranks, None, usual, speculates=False)
         return {answer.prompt.id: answer for answer in generation.answer(prompts, said, gone=gone)}
 
     return on_ranks(world, weights, plan, lead)

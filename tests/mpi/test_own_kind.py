@@ -305,7 +305,7 @@ def test_a_profile_measures_it_where_it_is_priced_as_what_is_measured(backend, g
     assert random.bytes_of(DecoderPart.MLP, 32) == 40 * 4 + 2 * 32 * 64 * 0.625 + 40 * 20
 
 
-def logits_and_bytes(ranks, embed, tokens, model, then):
+def logits_and_bytes(ranks, tokens, then):
     """Return the likeliest logit of every row of a prompt, of tokens, and of a guess; and what was sent for a token.
 
     Before the guess another plan is gone over to.
@@ -316,9 +316,9 @@ def logits_and_bytes(ranks, embed, tokens, model, then):
             ranks.prepare(then, 60.0)  # so long all ranks may get what they lack
             assert ranks.work()
             ranks.change([0, start, 0])
-        stream = np.empty((1, rows, model.hidden), np.float32)
-        embed(tokens[start : start + rows], start, stream[0])
-        found.append(ranks.compute(1, stream, [start], chosen=rows, count=1).logits[:, 0])
+        found.append(
+            ranks.compute(1, np.array([tokens[start : start + rows]]), [start], chosen=rows, count=1).logits[:, 0]
+        )
         sent.append(ranks.sent_bytes.copy())
         start += rows
     return np.concatenate(found), sent[2] - sent[1]
@@ -327,7 +327,7 @@ def logits_and_bytes(ranks, embed, tokens, model, then):
 def check_decoder(world, model, plan, backend, then=None):
     """Run passes as a plan says, compare with the oracle, and what was sent for a token with what was priced."""
     weights, tokens = Weights(model), np.random.default_rng(1).integers(0, model.vocab, 25).tolist()
-    lead = partial(logits_and_bytes, tokens=tokens, model=model, then=then or plan)
+    lead = partial(logits_and_bytes, tokens=tokens, then=then or plan)
 
     found, sent = on_ranks(world, weights, plan, lead, backend=backend)
 

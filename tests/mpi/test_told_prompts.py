@@ -28,9 +28,9 @@ def test_a_prompt_is_told_token_by_token_also_where_its_beginning_is_known(sampl
     prompts = [Prompt(name, tokens[:size]) for name, size in enumerate((21, 21, 1))]
     plan = random_plan(world, weights.model, rng, stages=2)
 
-    def lead(ranks, embedding):
+    def lead(ranks):
         usual = Wishes(Ending(2), sampling, prompt_logprobs=TOP)
-        generation = Generation(weights.model, ranks, embedding, None, usual, speculates=False)
+        generation = Generation(weights.model, ranks, None, usual, speculates=False)
         return [(answer.told_prompt, answer.known, answer.text.tokens) for answer in generation.answer(prompts)]
 
     (first, known, said), (again, known_again, said_again), (alone, *_) = on_ranks(world, weights, plan, lead)

@@ -48,6 +48,23 @@ def test_a_plan_is_priced_for_other_lengths(plan):
     assert short["token_s"] < long["token_s"]
 
 
+def test_a_plan_whose_embedding_is_cut_takes_memory_for_it_and_an_exchange(plan, tmp_path):
+    table = json.loads(plan.read_text())
+    table["embedding"] = {"cut": "words", "words": [128000, 256, 0, 0]}
+    (tmp_path / "cut.json").write_text(json.dumps(table))
+    whole, cut = (
+        json.loads(solver("--price", path, "--cluster", "mixed4", "--json").stdout)
+        for path in (plan, tmp_path / "cut.json")
+    )
+
+    assert cut["embedding"] == table["embedding"]
+    both = zip(cut["per_device"], whole["per_device"], strict=True)
+    more = [own["weights_bytes"] - other["weights_bytes"] for own, other in both]
+    assert more == [128000 * 2048 // 32 * 24, 256 * 2048 // 32 * 24, 0, 0]
+    assert whole["predicted"]["token_s"] < cut["predicted"]["token_s"] < 1.1 * whole["predicted"]["token_s"]
+    assert "embedded" in solver("--price", tmp_path / "cut.json", "--cluster", "mixed4").stdout
+
+
 def test_a_map_says_who_has_what(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     done = solver(*HERE, "--map")

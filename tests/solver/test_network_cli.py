@@ -75,6 +75,16 @@ def test_steps_map_and_picture_are_of_a_plan_that_is_there(plan, tmp_path):
     assert "<svg" in picture.read_text()
 
 
+def test_shares_that_come_to_nothing_are_told(tmp_path):
+    runs = [{"nodes": [0, 49], "cut": "rows", "rows": [2, 1, 0, 0]}]
+    table = {"format": "hepti-plan/2", "model": {"name": "resnet18"}, "devices": [f"pi-{rank}" for rank in range(4)]}
+    (tmp_path / "plan.json").write_text(json.dumps(table | {"stages": [{"runs": runs}]}))
+
+    done = solver("--price", tmp_path / "plan.json", *HERE)
+
+    assert done.stderr == f"note: {tmp_path}/plan.json: nodes [0, 49], cut rows: 1 row for 2 devices: pi-1 gets none\n"
+
+
 def test_explained_a_plan_says_what_every_board_does_with_the_time(plan):
     out = solver("--price", plan, *HERE, "--explain").stdout
     table = json.loads(solver("--price", plan, *HERE, "--explain", "--json").stdout)

@@ -30,9 +30,13 @@ def folder(tmp_path_factory):
         patch.chdir(folder)
         for name, words in PLANS.items():
             assert inside.run(main, *words, "--json", "--out", f"{name}.json").returncode == 0
-    for name, other in (("encoder", "unknown"), ("network", "mine")):
+    by_hand = [
+        ("encoder", "unknown", "mine"), ("network", "mine", "mine"), ("network", "misspelt", "resnet-18"),
+        ("decoder", "wrong", "llama-3.2-1bb"), ("encoder", "few", "bert-base"), ("decoder", "four", "llama-3.2-1b"),
+    ]  # fmt: skip
+    for name, other, model in by_hand:
         table = json.loads((folder / f"{name}.json").read_text())
-        (folder / f"{other}.json").write_text(json.dumps({**table, "model": {"name": "mine"}}))
+        (folder / f"{other}.json").write_text(json.dumps({**table, "model": {"name": model}}))
     return folder
 
 

@@ -19,9 +19,10 @@ from hepti_mpi.kernels.kinds.held import Matrix, TensorSource, rows_of
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span, tiles
 from solver.model.kinds.attention import Attention
+from solver.model.kinds.embedding import WORDS, Embedding
+from solver.model.kinds.head import Head
 from solver.model.kinds.mlp import Mlp
 from solver.model.kinds.part import HEAD, KV, WORD, Part, RankRegion
-from solver.model.kinds.stream import Head
 from weights.decoders.forward import bent, capped, contexts, normed, turned
 
 BLOCK_NUMBERS = 1 << 17  # of a matrix in blocks, as float32 at a time: they stay in a cache
@@ -78,6 +79,18 @@ def multiplied(x: Array, matrix: Matrix) -> Array:
     for some in tiles(Span(0, matrix.out), max(1, BLOCK_NUMBERS // matrix.summed)):
         y[:, some.slice] = rows @ matrix.numbers(some).T
     return y.reshape(*x.shape[:-1], -1)
+
+
+def words(own: HeldPart, values: RunValues) -> None:
+    """Compute the rows of tokens that are among some words; others are 0."""
+    kind, here, table = own.part.kind, own.region[WORD], own.tensors[WORDS]
+    assert isinstance(kind, Embedding)
+    tokens = values[own.part.reads[0].name].reshape(-1).astype(np.int64)
+    found = np.zeros((len(tokens), own.part.stream.hidden), np.float32)
+    for row in np.flatnonzero((tokens >= here.start) & (tokens < here.stop)):
+        word = int(tokens[row]) - here.start
+        found[row] = table.numbers(Span(word, word + 1))[0] if isinstance(table, Blocks) else table[:, word]
+    values[own.part.writes.name] = found * np.float32(kind.scale)
 
 
 def keys(own: HeldPart, values: RunValues) -> None:
@@ -152,6 +165,7 @@ def logits(own: HeldPart, values: RunValues) -> None:
 
 # By a part's role.
 NUMBERS: Mapping[str, Callable[[HeldPart, RunValues], None]] = {
+    "words": words,
     "keys": keys,
     "queries": queries,
     "contexts": attend,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from hepti_mpi.kernels.kinds import attention, mlp, stream
+from hepti_mpi.kernels.kinds import attention, head, join, mlp
 from hepti_mpi.kernels.kinds.graph import AddNodes, PartGraph
 from hepti_mpi.kernels.kinds.held import TensorSource
 from hepti_mpi.kernels.ort import Session
@@ -18,8 +18,8 @@ NODES: Mapping[str, AddNodes] = {
     "output": attention.add_output,
     "up": mlp.add_up,
     "down": mlp.add_down,
-    "join": stream.add_join,
-    "logits": stream.add_logits,
+    "join": join.add_join,
+    "logits": head.add_logits,
 }
 
 

@@ -35,6 +35,7 @@ from solver.schedule.decoders.steps import (
     OWN,
     SUM,
     PassParts,
+    before_pass,
     follow_crew,
     pass_parts,
     planned,
@@ -264,16 +265,16 @@ def _passes(
     s: DecoderSetting, plans: Sequence[DecoderPlan], rows: int, behind: int, chosen: int
 ) -> Iterator[Iterator[ClockTurn]]:
     """Yield the turns of a pass of plans of one structure: of all at once where that can be."""
-    computing, begins = cache(partial(_computing, s, behind)), ComputeStep(())
+    computing = cache(partial(_computing, s, behind))
     parts, key = _parts(s, plans[0], rows, chosen), (plans[0].structure, rows, chosen)
     if key not in s.kept:
-        s.kept[key] = begins, *planned(parts, plans[0])
+        s.kept[key] = planned(parts, plans[0])
     costs = Costs(computing, partial(moved, s))
     if follow_crew(s.kept[key]):
         yield turns_of(planned_alike(s.kept[key], plans), costs)
         return
     for plan in plans:
-        yield turns_of((begins, *planned(parts, plan)), costs)
+        yield turns_of(planned(parts, plan), costs)
 
 
 def _seconds(s: DecoderSetting, plans: Sequence[DecoderPlan], rows: int, behind: int, chosen: int) -> Floats:
@@ -296,9 +297,10 @@ def _of_one(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _computing(s: DecoderSetting, behind: int, step: ComputeStep) -> tuple[Floats, tuple[str, ...]]:
-    """Return the seconds of a computation, and what is computed; of none, until a pass begins.
+    """Return the seconds of a computation, and what is computed.
 
-    What is added to the stream before a block was measured with it.
+    What is added to the stream before a block was measured with it, and the embedding with all that rank 0 does before
+    a pass: a lookup of words is too short to count elsewhere.
     """
     key = (
         behind,
@@ -315,7 +317,7 @@ def _computing(s: DecoderSetting, behind: int, step: ComputeStep) -> tuple[Float
 
 def _computed(s: DecoderSetting, behind: int, step: ComputeStep) -> tuple[Floats, tuple[str, ...]]:
     seconds, blocks = np.zeros(s.devices), dict[str, list[tuple[Part, Region]]]()
-    if not step.placed:
+    if before_pass(step):
         seconds[0] = s.speeds[0].pass_s
     for part, region in step.parts:
         if part.kind.curve:

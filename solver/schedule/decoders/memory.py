@@ -45,7 +45,7 @@ HELD = _in_blocks(8, int4=8, int8=13)
 STORED = _in_blocks(2, int4=2, int8=2)  # in the file, where scales are float16
 
 NUMBER_BYTES = {"float32": 4, "int8": 1}  # of a number in the cache
-WORDS_KEPT = 2048  # embedded words that stay in rank 0's memory
+WORDS_KEPT = 2048  # embedded words that stay in rank 0's memory, where it reads them from the file
 # Of [rows, hidden], at the most: the stream before a block, its summand, the sum, the stream after it; what arrives
 # from the stage before; and of every stage where ranks share blocks what arrives of summands and of sums.
 STREAMS, SUMS = 5, 2
@@ -97,7 +97,7 @@ def words_bytes(model: Decoder, words: int, precision: Precision) -> int:
 
 
 def embedding_bytes(model: Decoder) -> int:
-    """Return the bytes of the words that rank 0 has in memory; it reads a word from the file once."""
+    """Return the bytes of the embedded words that rank 0 keeps; it reads one from the file once."""
     return FLOAT_BYTES * min(WORDS_KEPT, model.vocab) * model.hidden
 
 
@@ -190,7 +190,9 @@ def _of_rank(
                         width = max(width, kind.made_columns(whole_units(model, kind)))
     words = plan.words[rank].size
     weights += words_bytes(model, words, precision)
-    embedding = embedding_bytes(model) if rank == 0 else 0
+    if plan.embedding is not None:
+        weights += block_bytes(model, model.embedding, {WORD: plan.embedding[rank].size}, precision)
+    embedding = embedding_bytes(model) if rank == 0 and plan.embedding is None else 0
     if not weights and not embedding:
         return RankMemory(0, 0, 0, 0)
     return RankMemory(weights, embedding, cache, work_bytes(model, plan, width, words, shared=shared, numbers=numbers))

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from solver.base.spans import Span
-from solver.model.decoder import STREAM, Decoder, named_blocks
+from solver.model.decoder import Decoder, embedding_part, named_blocks
 from solver.model.kinds.attention import Attention
 from solver.model.kinds.part import Value
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.decoders.asked import CHUNK_ROWS
-from solver.schedule.decoders.steps import BY_RANK_0, EXACT_NAMES, pass_schedule
-from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep
+from solver.schedule.decoders.steps import CANDIDATES, EXACT_NAMES, HANDED_OUT, begins_with, pass_schedule
+from solver.schedule.schedule import AnyStep, ExchangeStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class DecoderPasses:
 
     @property
     def first(self) -> tuple[int, ...]:  # noqa: D102
-        return self.plan.stages[0].ranks
+        return self.plan.begins
 
     @property
     def sizes(self) -> tuple[int, ...]:  # noqa: D102
@@ -52,13 +52,14 @@ class DecoderPasses:
 
     def steps(self, rows: int, chosen: int, *, folded: bool) -> list[AnyStep]:  # noqa: D102
         every = pass_schedule(self.model, self.plan, rows, chosen, folded=folded)
-        return [step for step in every if isinstance(step, ComputeStep) or step.name not in BY_RANK_0]
+        names = [step.name if isinstance(step, ExchangeStep) else "" for step in every]
+        return [*every[names.index(HANDED_OUT) + 1 : names.index(CANDIDATES) if chosen else None]]
 
     def coded(self, step: ExchangeStep) -> bool:  # noqa: D102
         return step.name not in EXACT_NAMES
 
     def given(self, rows: int) -> Value:  # noqa: D102
-        return self.model.stream.value(STREAM, rows)
+        return begins_with(embedding_part(self.model, rows), self.plan)
 
     def kept(self) -> Iterator[tuple[str, Attention, Sequence[Span]]]:  # noqa: D102
         for stage in self.plan.stages:

@@ -1,19 +1,20 @@
 """What a language model's plan does in a pass: its parts as they are placed, and the schedule that follows from it.
 
-A pass begins on rank 0, which embeds tokens and hands them out, and ends there with the candidates of those who have
-words: both exchanges carry more than a value, and rank 0 says with the first what is to be computed.
+A pass begins on rank 0, which embeds tokens and hands out rows, or hands out tokens where others have words of the
+embedding; and it ends there with the candidates of those who have words of the head. Both exchanges carry more than a
+value, and rank 0 says with the first what is to be computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 import numpy as np
 
 from solver.base.spans import Partition, Span
-from solver.model.decoder import STREAM, Decoder, head_parts, layer_parts
+from solver.model.decoder import Decoder, embedding_part, head_parts, layer_parts
 from solver.model.kinds.part import HIDDEN, NUMBER, ROW, WHOLE, WORD, Part, Spans, Value, whole
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.regions import some_have, spans_of, taking
@@ -33,9 +34,10 @@ from solver.schedule.schedule import (
 # of each row is asked for.
 FACTS = 9
 OWN, CANDIDATE_NUMBERS = 2, 3  # what a rank tells of itself after a pass, float64, and of a row's likeliest word
-BY_RANK_0 = ("tokens", "candidates")  # exchanges
+HANDED_OUT, CANDIDATES = "tokens", "candidates"  # exchanges by rank 0, before a pass and behind it
+BEFORE = -1  # the stage of what is computed before the first one
 STREAM_NAME, SUM = "stream", "sum of"
-EXACT_NAMES = (STREAM_NAME, *BY_RANK_0)  # of exchanges whose numbers do not travel as the plan's wire says
+EXACT_NAMES = (STREAM_NAME, HANDED_OUT, CANDIDATES)  # of exchanges whose numbers do not travel as the plan's wire says
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,8 +46,8 @@ class PassParts:
 
     Parameters
     ----------
-    begin
-        The stream that rank 0 has embedded.
+    embedding
+        What makes rows of the stream, by words.
     layers
         Layers, and their parts; at last the head's.
     chosen
@@ -54,7 +56,7 @@ class PassParts:
         What exchanges are called, by their value's name.
     """
 
-    begin: Value
+    embedding: PlacedPart
     layers: tuple[tuple[Span, tuple[PlacedPart, ...]], ...]
     chosen: int
     names: Mapping[str, str]
@@ -92,9 +94,10 @@ def pass_parts(
     folded
         Whether layers that are alike stand in it once, with how many they are (`solver.schedule.schedule.unfolded`).
     """
-    x = begin = model.stream.value(STREAM, rows)
+    embedding = embedding_part(model, rows)
+    x = embedding.writes
     layers: list[tuple[Span, list[PlacedPart]]] = []
-    names = {STREAM: STREAM_NAME}
+    names = {x.name: STREAM_NAME}
     for number, (stage, by_rows) in enumerate(stages):
         for span in _runs(model, stage) if folded else _each(stage):
             parts, x = layer_parts(model, span.start, x)
@@ -107,20 +110,41 @@ def pass_parts(
     read = read_rows(every, {every[-1].part.writes.name: Span(rows - chosen, rows)})
     left = {placed.part.name: placed for placed in read}
     found = ((span, tuple(left[own.part.name] for own in some if own.part.name in left)) for span, some in layers)
-    return PassParts(begin, tuple(found), chosen, names)
+    return PassParts(PlacedPart(embedding, WORD, stage=BEFORE), tuple(found), chosen, names)
 
 
 def planned(parts: PassParts, plan: DecoderPlan) -> tuple[AnyStep, ...]:
     """Return what ranks do in a pass under a plan."""
-    ranks, spans = len(plan.devices), _cuts([plan])
+    ranks, spans, stream = len(plan.devices), _cuts([plan]), parts.embedding.part.writes
     for number, stage in enumerate(plan.stages):
         spans[number, WHOLE] = taking(stage.ranks, ranks) * whole(1)
         if stage.rows:
-            spans[number, ROW] = _spans([Partition.of_shares(stage.rows, parts.begin.shape[0])])
+            spans[number, ROW] = _spans([Partition.of_shares(stage.rows, stream.shape[0])])
     layers = [(span, [placed.cut(spans) for placed in some]) for span, some in parts.layers]
-    given = {STREAM: (parts.begin, some_have(parts.begin, plan.stages[0].ranks, ranks))}
+    before = ComputeStep(())
+    if plan.embedding is None:
+        whole_on_0 = replace(parts.embedding, axis=WHOLE, spans=taking([0], ranks) * whole(1))
+        before = ComputeStep((whole_on_0,), frozenset([stream.name]))
+    else:
+        # It is no node of a graph: the first layer's computation begins behind it.
+        (span, some), *behind = layers
+        first = next(number for number, placed in enumerate(some) if placed.axis != WITH_READER)
+        some[first] = replace(some[first], begins=True)
+        layers = [(NOWHERE, [parts.embedding.cut(spans)]), (span, some), *behind]
+    begins = begins_with(parts.embedding.part, plan)
+    given = {begins.name: (begins, some_have(begins, plan.begins, ranks))}
     body = schedule(layers, given, lambda size: size >= plan.two_steps_from, parts.names)
-    return _tokens(plan, parts.begin), *body, *([_candidates(plan, parts.chosen)] if parts.chosen else ())
+    return before, _tokens(plan, begins), *body, *([_candidates(plan, parts.chosen)] if parts.chosen else ())
+
+
+def before_pass(step: ComputeStep) -> bool:
+    """Return whether it is what rank 0 does before it hands out anything: it embeds, or nothing is computed."""
+    return all(own.stage == BEFORE and own.axis == WHOLE for own in step.placed)
+
+
+def begins_with(embedding: Part, plan: DecoderPlan) -> Value:
+    """Return what rank 0 hands out in the beginning: the stream that it has embedded, or tokens."""
+    return embedding.writes if plan.embedding is None else embedding.reads[0]
 
 
 def follow_crew(steps: Iterable[AnyStep]) -> bool:
@@ -144,6 +168,8 @@ def _cuts(plans: Sequence[DecoderPlan]) -> dict[tuple[int, str], Spans]:
         for axis in stages[0].shares:
             found[number, axis] = _spans(stage.shares[axis] for stage in stages)
     found[len(plans[0].stages) - 1, WORD] = _spans(plan.words for plan in plans)
+    if some := [plan.embedding for plan in plans if plan.embedding is not None]:
+        found[BEFORE, WORD] = _spans(some)
     return found
 
 
@@ -197,13 +223,13 @@ def _spans(partitions: Iterable[Partition]) -> Spans:
     return np.array([[(span.start, span.stop) for span in own] for own in partitions], np.int64)
 
 
-def _tokens(plan: DecoderPlan, stream: Value) -> ExchangeStep:
-    """Return how all hear what to compute, the first stage with the embedded tokens; in numbers of float32."""
+def _tokens(plan: DecoderPlan, begins: Value) -> ExchangeStep:
+    """Return how all hear what to compute, some with what a pass begins with; in numbers of float32."""
     facts = 2 * (FACTS + plan.sequences)
-    value = Value("tokens", (NUMBER,), (facts + int(np.prod(stream.shape)),))
-    sizes = [value.shape[0] if rank in plan.stages[0].ranks else facts for rank in range(len(plan.devices))]
+    value = Value(HANDED_OUT, (NUMBER,), (facts + int(np.prod(begins.shape)),))
+    sizes = [value.shape[0] if rank in plan.begins else facts for rank in range(len(plan.devices))]
     want = spans_of([(0, size) for size in sizes])
-    return ExchangeStep("tokens", value, (some_have(value, [0], len(plan.devices)),), {NUMBER: want})
+    return ExchangeStep(HANDED_OUT, value, (some_have(value, [0], len(plan.devices)),), {NUMBER: want})
 
 
 def _candidates(plan: DecoderPlan, chosen: int) -> ExchangeStep:
@@ -213,6 +239,6 @@ def _candidates(plan: DecoderPlan, chosen: int) -> ExchangeStep:
         2 * (OWN + CANDIDATE_NUMBERS * chosen * (words.size > 0)) * (rank in at_work)
         for rank, words in enumerate(plan.words)
     ]
-    value = Value("candidates", (NUMBER,), (sum(having),))
+    value = Value(CANDIDATES, (NUMBER,), (sum(having),))
     have = {NUMBER: _spans([Partition.of_counts(having)])}
-    return ExchangeStep("candidates", value, (have,), some_have(value, [0], len(plan.devices)))
+    return ExchangeStep(CANDIDATES, value, (have,), some_have(value, [0], len(plan.devices)))

@@ -18,6 +18,7 @@ PLAN = DecoderPlan("hepti", DEVICES, (STAGE,), Partition.of_counts([20, 30, 0]),
 def test_a_plan_that_fits_is_taken():
     PLAN.check(model(), 3)
     replace(PLAN, precision="int4").check(model(), 3)
+    replace(PLAN, embedding=Partition.of_counts([49, 0, 1])).check(model(), 3)
     replace(PLAN, rows_from=8, stages=(replace(STAGE, rows=(1, 0, 3)),)).check(model(), 3)
     whole_on(model(), DEVICES, 1, context=64).check(model(), 3)
 
@@ -40,6 +41,19 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_number(kept):
     ]
 
     kept(refused.said(lambda changes: replace(PLAN, **changes).check(model(), 3), cases, InfeasiblePlanError))
+
+
+def test_an_embedding_that_does_not_fit_is_refused_with_its_number(kept):
+    """Who takes no part has none of it, and of rows of places nobody has a share."""
+    idle = (DecoderStage(Span(0, 4), shares([4, 2, 0], [64, 32, 0])),)
+    cases = [
+        (model(), {"embedding": Partition.of_counts([20, 20, 0])}),
+        (model(), {"embedding": Partition.of_counts([20, 30])}),
+        (model(), {"stages": idle, "embedding": Partition.of_counts([20, 20, 10])}),
+        (model(learned_positions=True), {"embedding": Partition.of_counts([20, 30, 0])}),
+    ]
+
+    kept(refused.said(lambda own, changes: replace(PLAN, **changes).check(own, 3), cases, InfeasiblePlanError))
 
 
 def test_words_are_for_ranks_of_the_last_stage(kept):

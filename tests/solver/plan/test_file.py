@@ -138,7 +138,7 @@ def test_a_plan_by_hand_is_read_and_fits(own, tmp_path):
     assert read_plan(path, own.kind, own.named) == read_any_plan(path) == plan
     assert plan.devices == ("pi-0", "pi-1", "pi-2")[: own.ranks]
     assert (plan.system, plan.wire, plan.predicted) == ("", Wire.FLOAT32, None)
-    assert planned_model(path) == own.model.name
+    assert planned_model(path) == (own.model.name, "")
 
 
 def test_an_encoder_by_hand_has_what_is_written():
@@ -295,6 +295,8 @@ OF_ENCODERS = [
     ((*ATTENTION, "groups"), 2), (ATTENTION, {"cut": "to_rows", "heads": [3, 2, 0]}),
     (ATTENTION, {"cut": "to_rows", "heads": [3, 2, 0], "rows": [1, 1, 1], "groups": 0}),
     (MLP, {"cut": "grid", "columns": [20, 17, 0]}), (MLP, GRID | {"output": []}), (MLP, GRID | {"keys": []}),
+    (ATTENTION, {"cut": "to_rows", "heads": [3, 2, 0], "rows": [1, 1, 1], "group": 2}), ((*ATTENTION, "cut"), "block"),
+    ((*MLP, "ffn"), [37, 0, 0]), (("segments",), []),
 ]  # fmt: skip
 OF_NETWORKS = [
     (("rows",), 9), (("context",), 9), (("devices",),), ((*FIRST, "nodes"), [32]), ((*FIRST, "nodes"), [32, 0]),
@@ -304,7 +306,8 @@ OF_NETWORKS = [
     ((*FIRST, "rows"), [0, 0]), ((*FIRST, "edges_first"), 1), ((*FIRST, "grid"), [2, 2]), ((*LAST, "grid"),),
     ((*LAST, "grid"), [5]), ((*LAST, "grid"), [5, 0]), ((*LAST, "stealing"), 1), ((*LAST, "reuse"), "yes"),
     ((*LAST, "edges_first"), True), ((*FIRST, "attention"), {"cut": "rows", "rows": [1, 0]}),
-    ((*FIRST, "sublayers"), [0, 5]), (("head",), {"cut": "words", "words": [1]}),
+    ((*FIRST, "sublayers"), [0, 5]), ((*FIRST, "shares"), [1, 0]), ((*FIRST, "cut"), "sums"),
+    (("head",), {"cut": "words", "words": [1]}),
 ]  # fmt: skip
 OF_LANGUAGE_MODELS = [
     (("model", "name"), "gpt2"), (("model", "fingerprint"), "0"), (("cluster",), {}), (("rows",), 9), (("context",),),
@@ -315,7 +318,8 @@ OF_LANGUAGE_MODELS = [
     ((*FIRST, "rows"), [1, -1]), ((*FIRST, "rows"), [1]), ((*ATTENTION, "heads"), [32]),
     ((*ATTENTION, "heads"), [33, -1]), ((*ATTENTION, "cut"), "rows"), ((*ATTENTION, "route"), "ring"),
     ((*MLP, "columns"), [8192.0, 0]), ((*FIRST, "layers"), [0]), ((*FIRST, "layers"), [3, 3]),
-    (("predicted",), {"token_s": 1}),
+    (("predicted",), {"token_s": 1}), (("embedding",), [1]), (("embedding",), {"cut": "words", "words": [128256]}),
+    (("embedding",), {"cut": "rows", "rows": [1, 0, 0]}),
 ]  # fmt: skip
 
 

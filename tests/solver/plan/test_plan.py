@@ -120,6 +120,14 @@ def test_a_plan_that_does_not_fit_is_refused(kept):
     kept(refused.said(lambda table, ranks: load(table).check(SPEC, ranks), cases))
 
 
+def test_groups_of_more_than_a_device_has_are_told(kept):
+    to_rows = {"cut": "to_rows", "heads": [4, 1, 0], "rows": [1, 1, 1], "groups": 3}
+    plan = load(changed(ENCODER, *FIRST, "attention", value=to_rows))
+
+    assert load(ENCODER).unheeded == []
+    kept("\n".join(plan.unheeded))
+
+
 ATTENTION_ONLY = replace(SPEC, runs=(Run(4, SPEC.blocks[:1]),))
 # Two layers as they are, and two of more heads.
 MORE_HEADS = joined("more heads", with_layers(SPEC, 2), like(SPEC, heads=10, layers=2))

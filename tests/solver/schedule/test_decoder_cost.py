@@ -246,6 +246,16 @@ def test_memory_is_weights_cache_and_work():
     assert one.total == one.weights + one.cache + one.embedding + one.work
 
 
+def test_words_of_an_embedding_that_is_cut_are_weights():
+    whole = plan(heads=(2, 6), columns=(32, 96), words=(128, 128))
+    cut = replace(whole, embedding=Partition.of_counts([56, 200]))
+
+    for rank, words in enumerate((56, 200)):
+        before, after = rank_memory(MODEL, whole)[rank], rank_memory(MODEL, cut)[rank]
+        assert after.weights - before.weights == words * (64 // 2 + 64 // 32 * 8)
+        assert after.embedding == 0
+
+
 def test_keys_and_values_of_a_group_that_is_cut_are_held_twice():
     cut = rank_memory(MODEL, plan(heads=(3, 5)))
     whole = rank_memory(MODEL, plan(heads=(4, 4)))

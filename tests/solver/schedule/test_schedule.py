@@ -36,8 +36,8 @@ def test_summands_stand_between_half_layers():
     half, other = "join keys queries contexts output", "join up down"
     steps = told(pass_schedule(MODEL, plan(), 1))
 
-    assert steps[:5] == ["tokens", half.removeprefix("join "), "sum of attention", other, "sum of mlp"]
-    assert steps[5:-2] == 3 * [half, "sum of attention", other, "sum of mlp"]
+    assert steps[:6] == ["words", "tokens", half.removeprefix("join "), "sum of attention", other, "sum of mlp"]
+    assert steps[6:-2] == 3 * [half, "sum of attention", other, "sum of mlp"]
     assert steps[-2:] == ["join logits", "candidates"]
 
 
@@ -45,7 +45,7 @@ def test_prompts_that_are_cut_by_rows_bring_contexts_to_rows_and_rows_to_heads()
     steps = told(pass_schedule(MODEL, plan(rows=(1, 2, 1)), 16))
     layer = ["keys queries contexts", "contexts", "output join up down join", "rows"]
 
-    assert steps == ["tokens", *4 * layer, "logits", "candidates"]
+    assert steps == ["words", "tokens", *4 * layer, "logits", "candidates"]
 
 
 def test_layers_that_are_alike_stand_in_a_folded_schedule_once():
@@ -97,7 +97,7 @@ def test_everybody_has_what_a_computation_needs(rows, stages):
     """Followed step by step: what was computed and what came is what parts read."""
     steps = pass_schedule(MODEL, plan(rows=rows, stages=stages), 16)
     have = {}
-    for step in steps[1:-1]:
+    for step in steps[2:-1]:
         if isinstance(step, ExchangeStep):
             moves(*step.layouts())
             have.setdefault(step.value.name, []).append(step.want)
@@ -106,7 +106,7 @@ def test_everybody_has_what_a_computation_needs(rows, stages):
             for value in part.reads:
                 needs, there = part.needs(region)[value.name], have.get(value.name)
                 if there is None:
-                    assert value.name == "stream"
+                    assert value.name == "embedding"
                     continue
                 for rank in range(3):
                     sizes = [spans[0, rank, 1] - spans[0, rank, 0] for spans in needs.values()]

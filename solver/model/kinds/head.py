@@ -1,4 +1,4 @@
-"""What lies between the blocks of a language model: what they computed is added to the stream; and words at its end."""
+"""The head: rows of the stream become logits of words, behind the last layer."""
 
 from __future__ import annotations
 
@@ -6,23 +6,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from solver.model.blocks import BlockKind
-from solver.model.kinds.part import HIDDEN, ROW, WHOLE, WORD, Part, PartTensor, Residual, TensorUse, Value
+from solver.model.kinds.embedding import WORDS
+from solver.model.kinds.part import HIDDEN, ROW, WORD, Part, PartTensor, Residual, TensorUse, Value
 from solver.model.kinds.weight import Weight
-
-
-@dataclass(frozen=True, slots=True)
-class Join(BlockKind):
-    """x + post_norm(s + bias): what a block computed, s, is added to the stream, x."""
-
-    name: ClassVar[str] = "join"
-    axis: ClassVar[str] = WHOLE
-    # No curve: the block that reads it has measured it with itself.
-
-    def part(self, name: str, stream: Residual, x: Value, s: Value, tensors: tuple[PartTensor, ...]) -> Part:
-        """Return its part."""
-        rows, name = x.shape[0], f"{name}/joined"
-        joined = stream.value(name, rows)
-        return Part(f"{name}/join", self, stream, "join", {ROW: rows}, (x, s), joined, tensors, cut=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +29,7 @@ class Head(BlockKind):
 
     def tensors(self, name: str, stream: Residual) -> dict[str, PartTensor]:
         """Return those of the last norm, and the matrix."""
-        matrix = "embedding/weight" if self.tied else f"{name}/weight"
+        matrix = WORDS if self.tied else f"{name}/weight"
         weight = Weight((self.words, stream.hidden), 1, words=True)
         found = (*stream.norm_tensors("final_norm"), PartTensor(matrix, weight, TensorUse.INTO, WORD, self.words))
         return {tensor.leaf: tensor for tensor in found}
