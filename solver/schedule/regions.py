@@ -60,8 +60,8 @@ def hull(one: Region | None, other: Region) -> Region:
 
 def same(one: Region, other: Region, axes: Iterable[str]) -> NDArray[np.bool_]:
     """Return where two regions are the same along some axes, [...]."""
-    ends = [one[axis][..., end] == other[axis][..., end] for axis in axes for end in (0, 1)]
-    return np.asarray(reduce(np.logical_and, ends))
+    ends = reduce(np.logical_and, [one[axis] == other[axis] for axis in axes])
+    return np.asarray(ends[..., 0] & ends[..., 1])
 
 
 def within(one: Region, other: Region) -> NDArray[np.bool_]:
@@ -76,9 +76,9 @@ def overlaps(have: Region, want: Region) -> Lengths:
     """Return how much rank i has of what rank j wants, [..., i, j]."""
     found: Lengths | None = None
     for axis, spans in have.items():
-        other = want[axis]
-        common = np.minimum(spans[..., :, None, 1], other[..., None, :, 1])
-        common = common - np.maximum(spans[..., :, None, 0], other[..., None, :, 0])
+        one, other = spans[..., :, None, :], want[axis][..., None, :, :]
+        common = np.minimum(one[..., 1], other[..., 1])
+        common -= np.maximum(one[..., 0], other[..., 0])
         np.maximum(common, 0, out=common)
         found = common if found is None else found * common
     assert found is not None

@@ -251,15 +251,18 @@ class Part:
 
     def needs(self, region: Region) -> dict[str, Region]:
         """Return the box that it needs of every value that it reads."""
-        some, found = None, dict[str, Region]()
+        found = dict[str, Region]()
+        here: NDArray[np.bool_] | None = None
         for value, same, looks in _looks(self):
             if same:
                 found[value.name] = region
                 continue
-            some = full(region) if some is None else some
+            if here is None:
+                here = there(region)
+                some = here[..., None].astype(np.int64)
             # Where a region is empty along an axis that it keeps, so is the box.
             box = {axis: region[axis] if keeps else some * self.reached(value, axis, region) for axis, keeps in looks}
-            found[value.name] = KnownRegion(box, there(region)) if self.sure else box
+            found[value.name] = KnownRegion(box, here) if self.sure else box
         return found
 
     def reached(self, value: Value, axis: str, region: Region) -> Spans:

@@ -347,8 +347,6 @@ class Search:
             of = pooled.get(value, value)
             needs[of] = hull(needs.get(of), {IMAGE_ROW: self._rows_at(to, self._rows_of(of))})
         seconds, levels, weights, parts = np.zeros(shares.shape), 0, 0, parts_of(net)
-        session_s = np.array([speeds.session_s for speeds in s.speeds])
-        entering_s = np.array([speeds.entering_s for speeds in s.speeds])
         for at in range(to - 1, -1, -1):
             rows: dict[int, Spans] = {}
             for number in range(self._points[at + 1] - 1, self._points[at] - 1, -1):
@@ -373,7 +371,7 @@ class Search:
                 value: {CHANNEL: member * whole(net.extent(value).channels.stop), **needs[value]} for value in live
             }
             numbers = sum(net.extent(value).columns.stop * volume(region) for value, region in coming.items())
-            own_s = (seconds + session_s + entering_s * numbers) * member[..., 0]
+            own_s = (seconds + s.session_s + s.entering_s * numbers) * member[..., 0]
             yield at, Reached(own_s, coming, np.asarray(weights * member[..., 0], float))
             levels += at in self._levels
             if levels == FUSED:

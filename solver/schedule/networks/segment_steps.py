@@ -33,7 +33,7 @@ from solver.cluster.curves import Floats, Kernel
 from solver.cluster.nodes import NodeSpeeds
 from solver.model.convnet import FLOAT_BYTES, ConvNet, Node
 from solver.model.kinds.operator import CHANNEL, ELEMENTWISE, IMAGE_COLUMN, IMAGE_ROW, MAP, SUMMED
-from solver.model.kinds.part import Region, there
+from solver.model.kinds.part import Part, Region, there
 from solver.model.operators import LARGE_PRODUCT, flop, kind_of, parts_of, tensors_of
 from solver.plan.plan import Prediction, Wire
 from solver.plan.segments import SegmentPlan
@@ -91,6 +91,16 @@ class NetSetting:
             every.append(np.stack([tables[id(speeds)] for speeds in self.speeds]))
         empty = np.zeros((self.devices, 0))
         return np.concatenate([empty, *every], 1), np.cumsum([0, *(table.shape[1] for table in every)])
+
+    @cached_property
+    def session_s(self) -> Floats:
+        """The seconds of a call of a graph on every device, [p]."""
+        return np.array([own.session_s for own in self.speeds])
+
+    @cached_property
+    def entering_s(self) -> Floats:
+        """The seconds in which a number enters a graph on every device, [p]."""
+        return np.array([own.entering_s for own in self.speeds])
 
     def rows_s(self, numbers: Ints, devices: Ints, rows: Lengths) -> Floats:
         """Return the seconds of so many rows of some nodes on these devices, [nodes, ..., devices]."""
@@ -170,17 +180,21 @@ def made_s(s: NetSetting, compute: ComputeStep | TileShares, devices: Ints) -> F
         return np.zeros((1, len(devices)))
     made = [placed.part.made(region) for placed, region in parts]
     size = lengths(np.array([[own[axis] for axis in MAP] for own in made]))  # [nodes, axes, ..., devices]
-    whole = np.array([placed.part.writes.shape for placed, _ in parts])
-    numbers = np.array([s.net.made_by[placed.part.writes.name] for placed, _ in parts])
-    share = size[:, 0] * size[:, 2] / (whole[:, 0] * whole[:, 2])[:, None, None]
-    seconds = s.rows_s(numbers, devices, size[:, 1]) * share
+    numbers, across = _nodes_of(s.net, tuple(placed.part for placed, _ in parts))
+    seconds = s.rows_s(numbers, devices, size[:, 1]) * (size[:, 0] * size[:, 2] / across)
     for number, (placed, region) in enumerate(parts):
         if placed.axis == SUMMED:
             seconds[number] *= part_of(placed, region, ())
     busy = size.all(1).any(0)
-    calls, enter = ([getattr(s.speeds[rank], name) for rank in devices] for name in ("session_s", "entering_s"))
     entering = sum(entering_numbers(compute).values(), np.zeros(1))
-    return np.asarray(seconds.sum(0) + busy * (np.array(calls) + np.array(enter) * entering))
+    return np.asarray(seconds.sum(0) + busy * (s.session_s[devices] + s.entering_s[devices] * entering))
+
+
+@lru_cache(maxsize=1 << 8)
+def _nodes_of(net: ConvNet, parts: tuple[Part, ...]) -> tuple[Ints, Ints]:
+    """Return the numbers of parts' nodes, and how many numbers a row of each one's output has, [nodes, 1, 1]."""
+    across = np.array([part.axes[CHANNEL] * part.axes[IMAGE_COLUMN] for part in parts])
+    return np.array([net.made_by[part.writes.name] for part in parts]), across[:, None, None]
 
 
 @lru_cache(maxsize=1 << 8)

@@ -325,7 +325,8 @@ def _edges(box: Region, needed: Region) -> Spans:
     """Return every rank's rows that others need, above and below, and those between, [3, p, 2]."""
     start, stop = box[IMAGE_ROW][0].T
     needing = overlaps(needed, box)[0] > 0  # by whom, of whom
-    above, below = np.triu(needing, 1), np.tril(needing, -1)
+    after = _after(len(needing))
+    above, below = needing & after, needing & after.T
     others = needed[IMAGE_ROW][0][:, None]
     rows = np.empty((3, *box[IMAGE_ROW].shape[1:]), np.int64)
     first = np.minimum(np.where(above, others[..., 1], start).max(0), stop)
@@ -334,6 +335,12 @@ def _edges(box: Region, needed: Region) -> Spans:
     rows[1, :, 0], rows[1, :, 1] = last, stop
     rows[2, :, 0], rows[2, :, 1] = first, last
     return rows
+
+
+@lru_cache(maxsize=64)
+def _after(ranks: int) -> Mask:
+    """Return which rank, in columns, comes after which, [p, p]."""
+    return np.triu(np.ones((ranks, ranks), bool), 1)
 
 
 @lru_cache(maxsize=1 << 8)
@@ -362,10 +369,9 @@ def _tiled(net: ConvNet, segment: Segment, before: Mapping[str, Held]) -> Segmen
 
 def _hull_of(pieces: Region) -> Region:
     """Return the least boxes that contain all pieces', [1, p, 2]."""
-    some = there(pieces)
-    if len(some) == 1:
+    if max(map(len, pieces.values())) == 1:
         return pieces
-    found = {}
+    some, found = there(pieces), {}
     for axis, spans in pieces.items():
         start, stop = np.where(some, spans[..., 0], _FAR).min(0), (some * spans[..., 1]).max(0)
         found[axis] = np.stack([np.minimum(start, stop), stop], -1)[None]
