@@ -267,7 +267,8 @@ class Search:
         These are when ranks have ended what is before, what they send each other, the numbers that they copy, what they
         compute, its crew, and its path.
         """
-        moved, copies = self._brought(at, paths.crew, reached.needs)
+        by_rows = not first and bool((paths.crew < len(self._crews)).all())
+        moved, copies = self._brought(at, paths.crew, reached.needs, (IMAGE_ROW,) if by_rows else (CHANNEL, IMAGE_ROW))
         count = copies.shape[:2]
         dear_s = (reached.weights @ self._byte_s)[:, None]
         ready = np.broadcast_to(paths.ready[:, None] + dear_s, copies.shape)
@@ -385,10 +386,14 @@ class Search:
         seconds = made_s(s, compute, np.arange(s.devices))
         return Reached(seconds, compute.walked[1], run_bytes(net, nodes) * self._channel_shares)
 
-    def _brought(self, at: int, before: Ints, needs: Regions) -> tuple[Floats, Floats]:
-        """Return the bytes that devices send each other, [before, crews, p, p], and the numbers that they copy."""
+    def _brought(self, at: int, before: Ints, needs: Regions, axes: tuple[str, ...]) -> tuple[Floats, Floats]:
+        """Return the bytes that devices send each other, [before, crews, p, p], and the numbers that they copy.
+
+        Along other axes than these who has or needs some does so of all.
+        """
         sums = at > 0 and any(self._pooled(value, self._points[at]) is not None for value in needs)
-        have = {value: _picked(self._have(value, at), (before, None)) for value in needs}
+        owned = {value: self._have(value, at) for value in needs}
+        have = {value: {axis: region[axis][before, None] for axis in axes} for value, region in owned.items()}
         wanted = {value: _picked(region, None) for value, region in needs.items()}
         moved = moved_bytes(self._net, have, wanted, self._wire)
         return moved, copied(self._net, have, wanted, dict.fromkeys(needs, not sums))
