@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -64,11 +64,15 @@ Lying = Mapping[str, tuple[Region, Mask]]  # boxes of values, [pieces, p, 2], an
 
 @dataclass(frozen=True, eq=False)
 class NetSetting:
-    """A convolutional network and a cluster: all that a cost depends on besides the plan."""
+    """A convolutional network and a cluster: all that a cost depends on besides the plan.
+
+    What was priced once is kept: of what is computed before a segment, of the segment, and of the wire.
+    """
 
     net: ConvNet
     machine: Machine
     speeds: tuple[NodeSpeeds, ...]
+    kept: dict[tuple[ComputeStep | None, ComputeStep, Wire], tuple[Messages, Floats]] = field(default_factory=dict)
 
     @property
     def devices(self) -> int:
@@ -304,18 +308,37 @@ def network_turns(s: NetSetting, plan: SegmentPlan) -> list[ClockTurn]:
 def turn_at(s: NetSetting, every: Sequence[SegmentShares], number: int, wire: Wire) -> ClockTurn:
     """Return a turn of an image, of what follows from every segment; the last brings the outputs to rank 0."""
     before = every[number - 1] if number else None
-    made = _made_by(before) if before else {name: own.box for name, own in image_on_root(s.net, s.devices).items()}
-    nothing = np.zeros((1, s.devices, s.devices))
     if number == len(every):
-        moved = nothing + moved_bytes(s.net, made, handed_in(s.net, s.devices), wire)
-        return ClockTurn((_messages(s.machine, moved),), "result")
+        return ClockTurn((_brought(s, before, handed_in(s.net, s.devices), wire),), "result")
     own = every[number]
-    moved = nothing + moved_bytes(s.net, made, own.needs, wire)
-    if own.tiles is not None:
-        moved[0] += _of_tiles(s.net, own.tiles, wire, s.devices)
-    parts = _messages(s.machine, moved), pieces_s(s, own, _lying(before, own))
     name = f"what segment {number} needs" if number else "pixels"
-    return ClockTurn(parts, name, _names(s.net, own), Span(number, number + 1))
+    return ClockTurn(_segment_parts(s, before, own, wire), name, _names(s.net, own), Span(number, number + 1))
+
+
+def _segment_parts(
+    s: NetSetting, before: SegmentShares | None, own: SegmentShares, wire: Wire
+) -> tuple[Messages, Floats]:
+    """Return what brings what a segment needs, and what it computes; of the same computations once."""
+    key = before.compute if before else None, own.compute, wire
+    by_tiles = own.tiles or (before and before.tiles)
+    if by_tiles or key not in s.kept:
+        messages = _brought(s, before, own.needs, wire, own.tiles)
+        found = messages, pieces_s(s, own, _lying(before, own))
+        if by_tiles:
+            return found
+        s.kept[key] = found
+    return s.kept[key]
+
+
+def _brought(
+    s: NetSetting, before: SegmentShares | None, needs: Regions, wire: Wire, tiles: TileShares | None = None
+) -> Messages:
+    """Return what brings what ranks need, or tiles, from where it was made."""
+    made = _made_by(before) if before else {name: own.box for name, own in image_on_root(s.net, s.devices).items()}
+    moved = np.zeros((1, s.devices, s.devices)) + moved_bytes(s.net, made, needs, wire)
+    if tiles is not None:
+        moved[0] += _of_tiles(s.net, tiles, wire, s.devices)
+    return _messages(s.machine, moved)
 
 
 def _made_by(shares: SegmentShares) -> Regions:

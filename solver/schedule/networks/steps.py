@@ -128,10 +128,9 @@ class SegmentShares:
     @cached_property
     def needs(self) -> Regions:
         """Of every value from before, the box that every rank needs, [1, p, 2]; of tiles, rank 0 for all."""
-        needs = self.compute.walked[1]
         if self.tiles is None:
-            return {name: _hull_of(region) for name, region in needs.items()}
-        own = self.tiles.walked[1]
+            return _needs(self.compute)
+        needs, own = self.compute.walked[1], self.tiles.walked[1]
         every = {name: [some[name] for some in (needs, own) if name in some] for name in self.before}
         return {name: _on_root(wanted, self.devices) for name, wanted in every.items()}
 
@@ -260,7 +259,8 @@ def _carried(net: ConvNet, name: str) -> Part:
     return Part(name, Passing(), NO_STREAM, CARRIED, dict(zip(MAP, value.shape, strict=True)), (value,), value)
 
 
-def left_by(compute: ComputeStep) -> dict[str, Held]:
+@lru_cache(maxsize=1 << 8)
+def left_by(compute: ComputeStep) -> Mapping[str, Held]:
     """Return where values lie after a computation."""
     return {
         own.part.writes.name: Held(own.part.writes, compute.made[own.part.writes.name], own.partial)
@@ -365,6 +365,12 @@ def _tiled(net: ConvNet, segment: Segment, before: Mapping[str, Held]) -> Segmen
     carried = tuple(_cut(_carried(net, name), IMAGE_ROW, (on_root,)) for name in passing)
     compute = ComputeStep(carried, frozenset(passing))
     return SegmentShares(segment, before, compute, compute, _tiles(net, segment))
+
+
+@lru_cache(maxsize=1 << 8)
+def _needs(compute: ComputeStep) -> Regions:
+    """Return what every rank needs from before a computation, of all its pieces."""
+    return {name: _hull_of(region) for name, region in compute.walked[1].items()}
 
 
 def _hull_of(pieces: Region) -> Region:
