@@ -74,15 +74,30 @@ def within(one: Region, other: Region) -> NDArray[np.bool_]:
 
 def overlaps(have: Region, want: Region) -> Lengths:
     """Return how much rank i has of what rank j wants, [..., i, j]."""
-    found: Lengths | None = None
-    for axis, spans in have.items():
-        one, other = spans[..., :, None, :], want[axis][..., None, :, :]
-        common = np.minimum(one[..., 1], other[..., 1])
-        common -= np.maximum(one[..., 0], other[..., 0])
-        np.maximum(common, 0, out=common)
-        found = common if found is None else found * common
-    assert found is not None
-    return found
+    (found,) = shared(packed([have], have), packed([want], have))
+    return np.asarray(found)
+
+
+def packed(regions: Iterable[Region], axes: Collection[str]) -> Spans:
+    """Return the spans of several regions along some axes, [regions, axes, ..., 2]; all of one shape."""
+    every = [region[axis] for region in regions for axis in axes]
+    if not every:
+        return np.zeros((0, len(axes), 1, 1, 2), np.int64)
+    return np.concatenate(every).reshape(-1, len(axes), *every[0].shape)
+
+
+def volumes(spans: Spans) -> Lengths:
+    """Return in how many units packed regions have numbers, [regions, ...]."""
+    return np.asarray(np.multiply.reduce(lengths(spans), 1))
+
+
+def shared(have: Spans, want: Spans) -> Lengths:
+    """Return how much rank i has of what rank j wants, [regions, ..., i, j], of packed regions."""
+    one, other = have[..., :, None, :], want[..., None, :, :]
+    common = np.minimum(one[..., 1], other[..., 1])
+    common -= np.maximum(one[..., 0], other[..., 0])
+    np.maximum(common, 0, out=common)
+    return np.asarray(np.multiply.reduce(common, 1))
 
 
 def box_of(region: Region, axes: tuple[str, ...], rank: int) -> Box:

@@ -33,7 +33,7 @@ from solver.cluster.curves import Floats, Kernel
 from solver.cluster.nodes import NodeSpeeds
 from solver.model.convnet import FLOAT_BYTES, ConvNet, Node
 from solver.model.kinds.operator import CHANNEL, ELEMENTWISE, IMAGE_COLUMN, IMAGE_ROW, MAP, SUMMED
-from solver.model.kinds.part import Part, Region, there
+from solver.model.kinds.part import Part, Region, Spans, there
 from solver.model.operators import LARGE_PRODUCT, flop, kind_of, parts_of, tensors_of
 from solver.plan.plan import Prediction, Wire
 from solver.plan.segments import SegmentPlan
@@ -44,6 +44,7 @@ from solver.schedule.networks.steps import (
     Regions,
     SegmentShares,
     TileShares,
+    along,
     bytes_across,
     handed_in,
     image_on_root,
@@ -52,14 +53,13 @@ from solver.schedule.networks.steps import (
     unrolled,
 )
 from solver.schedule.price import Price
-from solver.schedule.regions import Lengths, lengths, same, volume
+from solver.schedule.regions import Lengths, lengths, packed, same, volume, volumes
 from solver.schedule.schedule import ComputeStep, PlacedPart
 from solver.schedule.timing import Machine
 from solver.schedule.turns import ClockTurn, priced, together_s
 
 _OF_WEIGHTS = (CHANNEL, SUMMED)  # axes along which ranks have some of a convolution's weights
 Ints = NDArray[np.intp]
-Lying = Mapping[str, tuple[Region, Mask]]  # boxes of values, [pieces, p, 2], and which of them lie in one run
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,27 +202,34 @@ def _nodes_of(net: ConvNet, parts: tuple[Part, ...]) -> tuple[Ints, Ints]:
 
 
 @lru_cache(maxsize=1 << 8)
+def _needed(compute: ComputeStep | TileShares) -> tuple[Spans, Lengths]:
+    """Return what is needed of values from before, packed, and how many numbers, [values, ..., p]."""
+    spans = packed(compute.walked[1].values(), MAP)
+    return spans, volumes(spans)
+
+
+@lru_cache(maxsize=1 << 8)
 def entering_numbers(compute: ComputeStep | TileShares) -> dict[str, Lengths]:
     """Return how many numbers of each come into graphs, [..., p]: of values from before, and strips."""
-    found: dict[str, Lengths] = {name: volume(region) for name, region in compute.walked[1].items()}
+    found = dict(zip(compute.walked[1], _needed(compute)[1], strict=True))
     if isinstance(compute, TileShares):
         for (value, side), strip in compute.taken.items():
             found[f"{value}:{side}"] = volume(strip)
     return found
 
 
-def pieces_s(s: NetSetting, shares: SegmentShares, lying: Lying) -> Floats:
+def pieces_s(s: NetSetting, shares: SegmentShares, lying: Lying | None) -> Floats:
     """Return what every device takes for a segment, piece by piece, copies included: [pieces, p] seconds.
 
     Parameters
     ----------
     lying
-        Of every device, which boxes lie there as a piece of the segment can take them.
+        Of every device, which boxes lie there as a piece of the segment can take them; None: all is copied.
     """
-    numbers, sizes = np.zeros((1, s.devices)), entering_numbers(shares.compute)
-    for name, need in shares.compute.walked[1].items():
-        numbers = numbers + sizes[name] * (~_lies_so(need, *lying[name]) if name in lying else 1)
-    seconds = np.asarray(_made_s(s, shares.compute) + s.machine.bank.seconds(Kernel.ADD, numbers))
+    spans, numbers = _needed(shares.compute)
+    if lying is not None:
+        numbers = numbers * ~lying.just(shares.compute.walked[1], spans)
+    seconds = np.asarray(_made_s(s, shares.compute) + s.machine.bank.seconds(Kernel.ADD, numbers.sum(0)))
     return seconds if shares.tiles is None else _with_tiles_s(s, shares, shares.tiles, seconds)
 
 
@@ -267,28 +274,53 @@ def _places(shares: SegmentShares) -> tuple[list[tuple[int, int]], int]:
     return places, passes
 
 
-def _lies_so(need: Region, box: Region, in_one_run: Mask) -> Mask:
-    """Return whether what pieces need is just one of the boxes that lie there in one run, [pieces, p]."""
-    of_each = {axis: need[axis][:, None] for axis in MAP}
-    return np.asarray((same(of_each, box, MAP) & in_one_run).any(1))
+@dataclass(frozen=True, slots=True, eq=False)
+class Lying:
+    """Boxes of values that ranks have.
+
+    Parameters
+    ----------
+    numbers
+        Of every value, which it is.
+    boxes : [values, axes, boxes, p, 2]
+        Packed.
+    in_one_run : [values, boxes, p]
+        Which of them lie in one run.
+    """
+
+    numbers: Mapping[str, int]
+    boxes: Spans
+    in_one_run: Mask
+
+    @classmethod
+    def of(cls, boxes: Regions, in_one_run: Mask) -> Lying:
+        """Return these boxes."""
+        return cls({name: number for number, name in enumerate(boxes)}, packed(boxes.values(), MAP), in_one_run)
+
+    def just(self, values: Iterable[str], needs: Spans) -> Mask:
+        """Return whether what pieces need is just one of the boxes that lie in one run, [values, pieces, p]."""
+        places = [self.numbers[name] for name in values]
+        same_ends = (needs[:, :, :, None] == self.boxes[places][:, :, None]).all((1, -1))
+        return np.asarray((same_ends & self.in_one_run[places][:, None]).any(2))
 
 
-def _lying(before: SegmentShares | None, shares: SegmentShares) -> Lying:
+def _lying(before: SegmentShares | None, shares: SegmentShares) -> Lying | None:
     """Return of every rank which boxes a piece of a segment can take where they lie, piece by piece.
 
     Not where they are added up, nor where rank 0 hands them out as tiles; and they lie in one run. What only passes a
     segment lies in what that needed of it.
     """
     if shares.tiles or any(held.partial for held in shares.before.values()):
-        return {}
+        return None
     if before is None or before.tiles:
-        return {name: (held.box, np.ones(1, bool)) for name, held in shares.before.items()}
+        boxes = {name: held.box for name, held in shares.before.items()}
+        return Lying.of(boxes, np.ones((len(boxes), 1, 1), bool))
     return _left_lying(before.compute)
 
 
 @lru_cache(maxsize=1 << 8)
 def _left_lying(compute: ComputeStep) -> Lying:
-    return {name: (box, in_one_run(compute, name)) for name, box in compute.made.items()}
+    return Lying.of(compute.made, np.array([in_one_run(compute, name) for name in compute.made]))
 
 
 def in_one_run(compute: ComputeStep, name: str) -> Mask:
@@ -385,12 +417,14 @@ def copied(net: ConvNet, have: Regions, needs: Regions, lies: Mapping[str, Mask 
 
     Axes of which is not said what they have are whole.
     """
-    numbers: Floats = np.zeros(1)
-    for name, need in needs.items():
-        axes = have[name].keys()
-        own = volume({axis: need[axis] for axis in axes}) * numbers_across(net, name, tuple(axes))
-        numbers = numbers + own * ~(same(have[name], need, axes) & lies[name])
-    return numbers
+    if not needs:
+        return np.zeros(1)
+    having = [have[name] for name in needs]
+    axes = tuple(having[0])
+    wanted = packed(needs.values(), axes)
+    same_ends = (packed(having, axes) == wanted).all((1, -1))
+    copied = ~(same_ends & along([lies[name] for name in needs], same_ends.ndim)) * volumes(wanted)
+    return np.asarray((copied * along([numbers_across(net, name, axes) for name in needs], copied.ndim)).sum(0))
 
 
 def all_ended(machine: Machine, ready: Floats, moved: Floats, compute: Floats) -> Floats:

@@ -12,8 +12,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solver.base.spans import Partition, Span
 from solver.cluster.curves import Floats
@@ -24,7 +26,7 @@ from solver.model.operators import is_by_rows, map_value, parts_of
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, pooled_in, tile_boxes
 from solver.schedule.exchange import Mask
-from solver.schedule.regions import Lengths, overlaps, some_have, volume
+from solver.schedule.regions import Lengths, overlaps, packed, shared, some_have, volume
 from solver.schedule.schedule import WITH_READER, ComputeStep, ExchangeStep, PlacedPart, Walked, walk
 
 CARRIED = "carried"  # role of what passes a segment
@@ -490,10 +492,19 @@ def moved_bytes(net: ConvNet, have: Regions, needs: Regions, wire: Wire) -> Floa
     Of an axis that is not said they have all. Pixels of the image travel as bytes, all else as `wire` says; a summand
     goes to all who need a part of it.
     """
-    moved: Floats = np.zeros((1, 1))
-    for name, want in needs.items():
-        moved = moved + overlaps(have[name], want) * bytes_across(net, name, tuple(have[name]), wire)
-    return moved * _others(moved.shape[-1])
+    if not needs:
+        return np.zeros((1, 1))
+    having = [have[name] for name in needs]
+    axes = tuple(having[0])
+    numbers = shared(packed(having, axes), packed(needs.values(), axes))
+    moved = along([bytes_across(net, name, axes, wire) for name in needs], numbers.ndim) * numbers
+    return np.asarray(moved.sum(0) * _others(moved.shape[-1]))
+
+
+def along(of_values: Sequence[Any], dimensions: int) -> NDArray[Any]:
+    """Return what is said of several values, [values, ...], with so many dimensions."""
+    found = np.asarray(of_values)
+    return found.reshape(*found.shape, *[1] * (dimensions - found.ndim))
 
 
 @lru_cache(maxsize=1 << 10)
