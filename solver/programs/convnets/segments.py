@@ -67,10 +67,11 @@ from solver.schedule.networks.steps import (
     live_on,
     moved_between,
     moved_bytes,
+    numbers_across,
     segment_shares,
     spans_of,
 )
-from solver.schedule.regions import hull, lengths, volume
+from solver.schedule.regions import hull, lengths
 
 # When ranks have ended a path, [p], its segments, and where values lie behind it.
 WholePath = tuple[Floats, list[Segment], Mapping[str, Held]]
@@ -367,11 +368,11 @@ class Search:
             if rows:
                 of_nodes = s.rows_s(np.array([*rows]), np.arange(s.devices), lengths(np.array([*rows.values()])))
                 seconds = seconds + of_nodes.sum(0)
-            live = (value for value in net.live(self._points[at]) if value in needs)
+            live = [value for value in net.live(self._points[at]) if value in needs]
             coming = {
                 value: {CHANNEL: member * whole(net.extent(value).channels.stop), **needs[value]} for value in live
             }
-            numbers = sum(net.extent(value).columns.stop * volume(region) for value, region in coming.items())
+            numbers = sum(numbers_across(net, value, (IMAGE_ROW,)) * lengths(needs[value][IMAGE_ROW]) for value in live)
             own_s = (seconds + s.session_s + s.entering_s * numbers) * member[..., 0]
             yield at, Reached(own_s, coming, np.asarray(weights * member[..., 0], float))
             levels += at in self._levels
