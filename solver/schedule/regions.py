@@ -83,7 +83,7 @@ def packed(regions: Iterable[Region], axes: Collection[str]) -> Spans:
     every = [region[axis] for region in regions for axis in axes]
     if not every:
         return np.zeros((0, len(axes), 1, 1, 2), np.int64)
-    return np.concatenate(every).reshape(-1, len(axes), *every[0].shape)
+    return np.concatenate(every).reshape(len(every) // len(axes), len(axes), *every[0].shape)
 
 
 def volumes(spans: Spans) -> Lengths:
