@@ -186,7 +186,8 @@ def in_levels(net: ConvNet) -> ConvNet:
     return replace(net, nodes=tuple(net.nodes[number] for number in numbers))
 
 
-def cut_points(net: ConvNet) -> list[int]:
+@lru_cache(maxsize=16)
+def cut_points(net: ConvNet) -> Sequence[int]:
     """Return where the part that is shared out by rows may be cut: before nodes that need rows of others, and its ends.
 
     In between ranks would exchange nothing.
@@ -195,7 +196,8 @@ def cut_points(net: ConvNet) -> list[int]:
     return [0, *(number for number in range(1, end) if level[number] != level[number - 1]), end] if end else [0]
 
 
-def channel_points(net: ConvNet) -> list[int]:
+@lru_cache(maxsize=16)
+def channel_points(net: ConvNet) -> Sequence[int]:
     """Return where that part may be cut besides where channels are shared out: before nodes that need all of them."""
     depth = depths(net)
     return [number for number in range(1, row_part(net)) if depth[number] != depth[number - 1]]

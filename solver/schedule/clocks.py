@@ -86,9 +86,14 @@ class Messages:
     taking: Floats
 
     @cached_property
+    def leaving(self) -> Floats:
+        """Bytes that every rank sends of its pieces, [..., pieces, p]."""
+        return np.asarray(self.moved.sum(-1))
+
+    @cached_property
     def sent(self) -> Floats:
         """Bytes that every rank sends, [..., p]."""
-        return np.asarray(self.moved.sum((-3, -1)))
+        return np.asarray(self.leaving.sum(-2))
 
     @cached_property
     def received(self) -> Floats:
@@ -97,7 +102,7 @@ class Messages:
 
     def wire_s(self, network: Network) -> Floats:
         """Return how long until every rank has what comes, [..., p], if all have computed everything; 0 for nothing."""
-        return np.asarray(_arrivals(network, self.moved, np.zeros(self.moved.shape[:-1])).max(-2))
+        return np.asarray(_arrivals(network, self, np.zeros(self.moved.shape[:-1])).max(-2))
 
 
 TurnPart = Floats | Messages  # what ranks do: the seconds of its pieces, [..., pieces, p], or what they exchange
@@ -124,7 +129,7 @@ def advanced(machine: Machine, now: Moment, parts: Iterable[TurnPart], unrest_s:
 
 def exchanged(machine: Machine, now: Moment, messages: Messages, unrest: Floats | float = 1.0) -> Moment:
     """Return when ranks have what comes, and have handled it; these moments have so much of the devices' jitter."""
-    arrival = _arrivals(machine.network, messages.moved, now.computed_at)
+    arrival = _arrivals(machine.network, messages, now.computed_at)
     done = now.ready + messages.sending
     moments = np.where(_same(machine.devices), done[..., None, :], np.where(arrival > 0, arrival, -np.inf))
     begin = _latest(_late_scale(machine), unrest, moments)
@@ -146,7 +151,7 @@ def computed(machine: Machine, now: Moment, pieces: Floats, unrest: Floats | flo
 
 def waited_for(machine: Machine, now: Moment, messages: Messages) -> list[int]:
     """Return for whose messages every rank waits last; itself, if it waits for none."""
-    arrival = _arrivals(machine.network, messages.moved, now.computed_at)
+    arrival = _arrivals(machine.network, messages, now.computed_at)
     np.fill_diagonal(arrival, now.ready + messages.sending)
     return [int(rank) for rank in arrival.argmax(0)]
 
@@ -163,9 +168,9 @@ def _late_scale(machine: Machine) -> float:
     return float(machine.late_scale(every)[0]) if machine.devices > 1 else 0.0
 
 
-def _arrivals(network: Network, moved: Floats, computed_at: Floats) -> Floats:
+def _arrivals(network: Network, messages: Messages, computed_at: Floats) -> Floats:
     """Return when what a rank sends another is there, [..., sender, receiver]; 0 where it sends nothing."""
-    sent, received = moved.sum(-1), moved.sum((-3, -2))
+    moved, sent, received = messages.moved, messages.leaving, messages.received
     out = np.zeros(received.shape)
     arrival = np.zeros((*received.shape, received.shape[-1]))
     for number in range(moved.shape[-3]):

@@ -60,8 +60,8 @@ def hull(one: Region | None, other: Region) -> Region:
 
 def same(one: Region, other: Region, axes: Iterable[str]) -> NDArray[np.bool_]:
     """Return where two regions are the same along some axes, [...]."""
-    ends = [one[axis][..., end] == other[axis][..., end] for axis in axes for end in (0, 1)]
-    return np.asarray(reduce(np.logical_and, ends))
+    ends = reduce(np.logical_and, [one[axis] == other[axis] for axis in axes])
+    return np.asarray(ends[..., 0] & ends[..., 1])
 
 
 def within(one: Region, other: Region) -> NDArray[np.bool_]:
@@ -74,15 +74,30 @@ def within(one: Region, other: Region) -> NDArray[np.bool_]:
 
 def overlaps(have: Region, want: Region) -> Lengths:
     """Return how much rank i has of what rank j wants, [..., i, j]."""
-    found: Lengths | None = None
-    for axis, spans in have.items():
-        other = want[axis]
-        common = np.minimum(spans[..., :, None, 1], other[..., None, :, 1])
-        common = common - np.maximum(spans[..., :, None, 0], other[..., None, :, 0])
-        np.maximum(common, 0, out=common)
-        found = common if found is None else found * common
-    assert found is not None
-    return found
+    (found,) = shared(packed([have], have), packed([want], have))
+    return np.asarray(found)
+
+
+def packed(regions: Iterable[Region], axes: Collection[str]) -> Spans:
+    """Return the spans of several regions along some axes, [regions, axes, ..., 2]; all of one shape."""
+    every = [region[axis] for region in regions for axis in axes]
+    if not every:
+        return np.zeros((0, len(axes), 1, 1, 2), np.int64)
+    return np.concatenate(every).reshape(len(every) // len(axes), len(axes), *every[0].shape)
+
+
+def volumes(spans: Spans) -> Lengths:
+    """Return in how many units packed regions have numbers, [regions, ...]."""
+    return np.asarray(np.multiply.reduce(lengths(spans), 1))
+
+
+def shared(have: Spans, want: Spans) -> Lengths:
+    """Return how much rank i has of what rank j wants, [regions, ..., i, j], of packed regions."""
+    one, other = have[..., :, None, :], want[..., None, :, :]
+    common = np.minimum(one[..., 1], other[..., 1])
+    common -= np.maximum(one[..., 0], other[..., 0])
+    np.maximum(common, 0, out=common)
+    return np.asarray(np.multiply.reduce(common, 1))
 
 
 def box_of(region: Region, axes: tuple[str, ...], rank: int) -> Box:

@@ -147,7 +147,8 @@ def print_spent(console: Console, found: PricedNetwork) -> None:
     console.print(
         "Its part: of the work, at the speed of whole maps. Done twice: what neighbours compute, too. Few rows: a "
         "graph reads all weights, however few rows it makes. Graphs: calling them, and laying out anew what enters "
-        "them. Messages: handling and copying. Exchange: waiting for others and the wire."
+        "them. Messages: handling and copying. Exchange: the wire, as far as computing does not hide it. Idle: waiting "
+        "for others."
     )
 
 

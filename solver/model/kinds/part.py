@@ -251,15 +251,18 @@ class Part:
 
     def needs(self, region: Region) -> dict[str, Region]:
         """Return the box that it needs of every value that it reads."""
-        some, found = None, dict[str, Region]()
+        found = dict[str, Region]()
+        here: NDArray[np.bool_] | None = None
         for value, same, looks in _looks(self):
             if same:
                 found[value.name] = region
                 continue
-            some = full(region) if some is None else some
+            if here is None:
+                here = there(region)
+                some = here[..., None].astype(np.int64)
             # Where a region is empty along an axis that it keeps, so is the box.
             box = {axis: region[axis] if keeps else some * self.reached(value, axis, region) for axis, keeps in looks}
-            found[value.name] = KnownRegion(box, there(region)) if self.sure else box
+            found[value.name] = KnownRegion(box, here if self.sure else None)
         return found
 
     def reached(self, value: Value, axis: str, region: Region) -> Spans:
@@ -297,20 +300,23 @@ def full(region: Region) -> Spans:
 
 
 class KnownRegion(dict[str, Spans]):
-    """A region of which is known where it has something, [...]."""
+    """A region that keeps where it has something, [...], once that was asked for."""
 
-    def __init__(self, spans: Region, some: NDArray[np.bool_]) -> None:
+    def __init__(self, spans: Region, some: NDArray[np.bool_] | None = None) -> None:
         super().__init__(spans)
         self.some = some
 
 
 def there(region: Region) -> NDArray[np.bool_]:
     """Return where a region has something, [...]."""
-    if isinstance(region, KnownRegion):
-        return region.some
+    known = region if isinstance(region, KnownRegion) else None
+    if known is not None and known.some is not None:
+        return known.some
     found: NDArray[np.bool_] | None = None
     for spans in region.values():
         own = spans[..., 0] < spans[..., 1]
         found = own if found is None else found & own
     assert found is not None
+    if known is not None:
+        known.some = found
     return found

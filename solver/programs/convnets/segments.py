@@ -66,10 +66,11 @@ from solver.schedule.networks.steps import (
     live_on,
     moved_between,
     moved_bytes,
+    numbers_across,
     segment_shares,
     spans_of,
 )
-from solver.schedule.regions import hull, lengths, volume
+from solver.schedule.regions import hull, lengths
 
 # When ranks have ended a path, [p], its segments, and where values lie behind it.
 WholePath = tuple[Floats, list[Segment], Mapping[str, Held]]
@@ -266,7 +267,8 @@ class Search:
         These are when ranks have ended what is before, what they send each other, the numbers that they copy, what they
         compute, its crew, and its path.
         """
-        moved, copies = self._brought(at, paths.crew, reached.needs)
+        by_rows = not first and bool((paths.crew < len(self._crews)).all())
+        moved, copies = self._brought(at, paths.crew, reached.needs, (IMAGE_ROW,) if by_rows else (CHANNEL, IMAGE_ROW))
         count = copies.shape[:2]
         dear_s = (reached.weights @ self._byte_s)[:, None]
         ready = np.broadcast_to(paths.ready[:, None] + dear_s, copies.shape)
@@ -346,8 +348,6 @@ class Search:
             of = pooled.get(value, value)
             needs[of] = hull(needs.get(of), {IMAGE_ROW: self._rows_at(to, self._rows_of(of))})
         seconds, levels, weights, parts = np.zeros(shares.shape), 0, 0, parts_of(net)
-        session_s = np.array([speeds.session_s for speeds in s.speeds])
-        entering_s = np.array([speeds.entering_s for speeds in s.speeds])
         for at in range(to - 1, -1, -1):
             rows: dict[int, Spans] = {}
             for number in range(self._points[at + 1] - 1, self._points[at] - 1, -1):
@@ -367,12 +367,12 @@ class Search:
             if rows:
                 of_nodes = s.rows_s(np.array([*rows]), np.arange(s.devices), lengths(np.array([*rows.values()])))
                 seconds = seconds + of_nodes.sum(0)
-            live = (value for value in net.live(self._points[at]) if value in needs)
+            live = [value for value in net.live(self._points[at]) if value in needs]
             coming = {
                 value: {CHANNEL: member * whole(net.extent(value).channels.stop), **needs[value]} for value in live
             }
-            numbers = sum(net.extent(value).columns.stop * volume(region) for value, region in coming.items())
-            own_s = (seconds + session_s + entering_s * numbers) * member[..., 0]
+            numbers = sum(numbers_across(net, value, (IMAGE_ROW,)) * lengths(needs[value][IMAGE_ROW]) for value in live)
+            own_s = (seconds + s.session_s + s.entering_s * numbers) * member[..., 0]
             yield at, Reached(own_s, coming, np.asarray(weights * member[..., 0], float))
             levels += at in self._levels
             if levels == FUSED:
@@ -386,10 +386,14 @@ class Search:
         seconds = made_s(s, compute, np.arange(s.devices))
         return Reached(seconds, compute.walked[1], run_bytes(net, nodes) * self._channel_shares)
 
-    def _brought(self, at: int, before: Ints, needs: Regions) -> tuple[Floats, Floats]:
-        """Return the bytes that devices send each other, [before, crews, p, p], and the numbers that they copy."""
+    def _brought(self, at: int, before: Ints, needs: Regions, axes: tuple[str, ...]) -> tuple[Floats, Floats]:
+        """Return the bytes that devices send each other, [before, crews, p, p], and the numbers that they copy.
+
+        Along other axes than these who has or needs some does so of all.
+        """
         sums = at > 0 and any(self._pooled(value, self._points[at]) is not None for value in needs)
-        have = {value: _picked(self._have(value, at), (before, None)) for value in needs}
+        owned = {value: self._have(value, at) for value in needs}
+        have = {value: {axis: region[axis][before, None] for axis in axes} for value, region in owned.items()}
         wanted = {value: _picked(region, None) for value, region in needs.items()}
         moved = moved_bytes(self._net, have, wanted, self._wire)
         return moved, copied(self._net, have, wanted, dict.fromkeys(needs, not sums))

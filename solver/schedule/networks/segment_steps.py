@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -32,7 +32,7 @@ from solver.cluster.curves import Floats, Kernel
 from solver.cluster.nodes import NodeSpeeds
 from solver.model.convnet import FLOAT_BYTES, ConvNet, Node
 from solver.model.kinds.operator import CHANNEL, ELEMENTWISE, IMAGE_COLUMN, IMAGE_ROW, MAP, SUMMED
-from solver.model.kinds.part import Region, there
+from solver.model.kinds.part import Part, Region, Spans, there
 from solver.model.operators import LARGE_PRODUCT, flop, kind_of, parts_of, tensors_of
 from solver.plan.plan import Prediction, Wire
 from solver.plan.segments import SegmentPlan
@@ -43,6 +43,7 @@ from solver.schedule.networks.steps import (
     Regions,
     SegmentShares,
     TileShares,
+    along,
     bytes_across,
     handed_in,
     image_on_root,
@@ -51,23 +52,26 @@ from solver.schedule.networks.steps import (
     unrolled,
 )
 from solver.schedule.price import Price
-from solver.schedule.regions import Lengths, lengths, same, volume
+from solver.schedule.regions import Lengths, lengths, packed, same, volume, volumes
 from solver.schedule.schedule import ComputeStep, PlacedPart
 from solver.schedule.timing import Machine
 from solver.schedule.turns import ClockTurn, priced, together_s
 
 _OF_WEIGHTS = (CHANNEL, SUMMED)  # axes along which ranks have some of a convolution's weights
 Ints = NDArray[np.intp]
-Lying = Mapping[str, tuple[Region, Mask]]  # boxes of values, [pieces, p, 2], and which of them lie in one run
 
 
 @dataclass(frozen=True, eq=False)
 class NetSetting:
-    """A convolutional network and a cluster: all that a cost depends on besides the plan."""
+    """A convolutional network and a cluster: all that a cost depends on besides the plan.
+
+    What was priced once is kept: of what is computed before a segment, of the segment, and of the wire.
+    """
 
     net: ConvNet
     machine: Machine
     speeds: tuple[NodeSpeeds, ...]
+    kept: dict[tuple[ComputeStep | None, ComputeStep, Wire], tuple[Messages, Floats]] = field(default_factory=dict)
 
     @property
     def devices(self) -> int:
@@ -90,6 +94,16 @@ class NetSetting:
             every.append(np.stack([tables[id(speeds)] for speeds in self.speeds]))
         empty = np.zeros((self.devices, 0))
         return np.concatenate([empty, *every], 1), np.cumsum([0, *(table.shape[1] for table in every)])
+
+    @cached_property
+    def session_s(self) -> Floats:
+        """The seconds of a call of a graph on every device, [p]."""
+        return np.array([own.session_s for own in self.speeds])
+
+    @cached_property
+    def entering_s(self) -> Floats:
+        """The seconds in which a number enters a graph on every device, [p]."""
+        return np.array([own.entering_s for own in self.speeds])
 
     def rows_s(self, numbers: Ints, devices: Ints, rows: Lengths) -> Floats:
         """Return the seconds of so many rows of some nodes on these devices, [nodes, ..., devices]."""
@@ -169,41 +183,52 @@ def made_s(s: NetSetting, compute: ComputeStep | TileShares, devices: Ints) -> F
         return np.zeros((1, len(devices)))
     made = [placed.part.made(region) for placed, region in parts]
     size = lengths(np.array([[own[axis] for axis in MAP] for own in made]))  # [nodes, axes, ..., devices]
-    whole = np.array([placed.part.writes.shape for placed, _ in parts])
-    numbers = np.array([s.net.made_by[placed.part.writes.name] for placed, _ in parts])
-    share = size[:, 0] * size[:, 2] / (whole[:, 0] * whole[:, 2])[:, None, None]
-    seconds = s.rows_s(numbers, devices, size[:, 1]) * share
+    numbers, across = _nodes_of(s.net, tuple(placed.part for placed, _ in parts))
+    seconds = s.rows_s(numbers, devices, size[:, 1]) * (size[:, 0] * size[:, 2] / across)
     for number, (placed, region) in enumerate(parts):
         if placed.axis == SUMMED:
             seconds[number] *= part_of(placed, region, ())
     busy = size.all(1).any(0)
-    calls, enter = ([getattr(s.speeds[rank], name) for rank in devices] for name in ("session_s", "entering_s"))
     entering = sum(entering_numbers(compute).values(), np.zeros(1))
-    return np.asarray(seconds.sum(0) + busy * (np.array(calls) + np.array(enter) * entering))
+    return np.asarray(seconds.sum(0) + busy * (s.session_s[devices] + s.entering_s[devices] * entering))
+
+
+@lru_cache(maxsize=1 << 8)
+def _nodes_of(net: ConvNet, parts: tuple[Part, ...]) -> tuple[Ints, Ints]:
+    """Return the numbers of parts' nodes, and how many numbers a row of each one's output has, [nodes, 1, 1]."""
+    across = np.array([part.axes[CHANNEL] * part.axes[IMAGE_COLUMN] for part in parts])
+    return np.array([net.made_by[part.writes.name] for part in parts]), across[:, None, None]
+
+
+@lru_cache(maxsize=1 << 8)
+def _needed(compute: ComputeStep | TileShares) -> tuple[Spans, Lengths]:
+    """Return what is needed of values from before, packed, and how many numbers, [values, ..., p]."""
+    spans = packed(compute.walked[1].values(), MAP)
+    return spans, volumes(spans)
 
 
 @lru_cache(maxsize=1 << 8)
 def entering_numbers(compute: ComputeStep | TileShares) -> dict[str, Lengths]:
     """Return how many numbers of each come into graphs, [..., p]: of values from before, and strips."""
-    found: dict[str, Lengths] = {name: volume(region) for name, region in compute.walked[1].items()}
+    found = dict(zip(compute.walked[1], _needed(compute)[1], strict=True))
     if isinstance(compute, TileShares):
         for (value, side), strip in compute.taken.items():
             found[f"{value}:{side}"] = volume(strip)
     return found
 
 
-def pieces_s(s: NetSetting, shares: SegmentShares, lying: Lying) -> Floats:
+def pieces_s(s: NetSetting, shares: SegmentShares, lying: Lying | None) -> Floats:
     """Return what every device takes for a segment, piece by piece, copies included: [pieces, p] seconds.
 
     Parameters
     ----------
     lying
-        Of every device, which boxes lie there as a piece of the segment can take them.
+        Of every device, which boxes lie there as a piece of the segment can take them; None: all is copied.
     """
-    numbers, sizes = np.zeros((1, s.devices)), entering_numbers(shares.compute)
-    for name, need in shares.compute.walked[1].items():
-        numbers = numbers + sizes[name] * (~_lies_so(need, *lying[name]) if name in lying else 1)
-    seconds = np.asarray(_made_s(s, shares.compute) + s.machine.bank.seconds(Kernel.ADD, numbers))
+    spans, numbers = _needed(shares.compute)
+    if lying is not None:
+        numbers = numbers * ~lying.just(shares.compute.walked[1], spans)
+    seconds = np.asarray(_made_s(s, shares.compute) + s.machine.bank.seconds(Kernel.ADD, numbers.sum(0)))
     return seconds if shares.tiles is None else _with_tiles_s(s, shares, shares.tiles, seconds)
 
 
@@ -248,28 +273,53 @@ def _places(shares: SegmentShares) -> tuple[list[tuple[int, int]], int]:
     return places, passes
 
 
-def _lies_so(need: Region, box: Region, in_one_run: Mask) -> Mask:
-    """Return whether what pieces need is just one of the boxes that lie there in one run, [pieces, p]."""
-    of_each = {axis: need[axis][:, None] for axis in MAP}
-    return np.asarray((same(of_each, box, MAP) & in_one_run).any(1))
+@dataclass(frozen=True, slots=True, eq=False)
+class Lying:
+    """Boxes of values that ranks have.
+
+    Parameters
+    ----------
+    numbers
+        Of every value, which it is.
+    boxes : [values, axes, boxes, p, 2]
+        Packed.
+    in_one_run : [values, boxes, p]
+        Which of them lie in one run.
+    """
+
+    numbers: Mapping[str, int]
+    boxes: Spans
+    in_one_run: Mask
+
+    @classmethod
+    def of(cls, boxes: Regions, in_one_run: Mask) -> Lying:
+        """Return these boxes."""
+        return cls({name: number for number, name in enumerate(boxes)}, packed(boxes.values(), MAP), in_one_run)
+
+    def just(self, values: Iterable[str], needs: Spans) -> Mask:
+        """Return whether what pieces need is just one of the boxes that lie in one run, [values, pieces, p]."""
+        places = [self.numbers[name] for name in values]
+        same_ends = (needs[:, :, :, None] == self.boxes[places][:, :, None]).all((1, -1))
+        return np.asarray((same_ends & self.in_one_run[places][:, None]).any(2))
 
 
-def _lying(before: SegmentShares | None, shares: SegmentShares) -> Lying:
+def _lying(before: SegmentShares | None, shares: SegmentShares) -> Lying | None:
     """Return of every rank which boxes a piece of a segment can take where they lie, piece by piece.
 
     Not where they are added up, nor where rank 0 hands them out as tiles; and they lie in one run. What only passes a
     segment lies in what that needed of it.
     """
     if shares.tiles or any(held.partial for held in shares.before.values()):
-        return {}
+        return None
     if before is None or before.tiles:
-        return {name: (held.box, np.ones(1, bool)) for name, held in shares.before.items()}
+        boxes = {name: held.box for name, held in shares.before.items()}
+        return Lying.of(boxes, np.ones((len(boxes), 1, 1), bool))
     return _left_lying(before.compute)
 
 
 @lru_cache(maxsize=1 << 8)
 def _left_lying(compute: ComputeStep) -> Lying:
-    return {name: (box, in_one_run(compute, name)) for name, box in compute.made.items()}
+    return Lying.of(compute.made, np.array([in_one_run(compute, name) for name in compute.made]))
 
 
 def in_one_run(compute: ComputeStep, name: str) -> Mask:
@@ -289,18 +339,37 @@ def network_turns(s: NetSetting, plan: SegmentPlan) -> list[ClockTurn]:
 def turn_at(s: NetSetting, every: Sequence[SegmentShares], number: int, wire: Wire) -> ClockTurn:
     """Return a turn of an image, of what follows from every segment; the last brings the outputs to rank 0."""
     before = every[number - 1] if number else None
-    made = _made_by(before) if before else {name: own.box for name, own in image_on_root(s.net, s.devices).items()}
-    nothing = np.zeros((1, s.devices, s.devices))
     if number == len(every):
-        moved = nothing + moved_bytes(s.net, made, handed_in(s.net, s.devices), wire)
-        return ClockTurn((_messages(s.machine, moved),), "result")
+        return ClockTurn((_brought(s, before, handed_in(s.net, s.devices), wire),), "result")
     own = every[number]
-    moved = nothing + moved_bytes(s.net, made, own.needs, wire)
-    if own.tiles is not None:
-        moved[0] += _of_tiles(s.net, own.tiles, wire, s.devices)
-    parts = _messages(s.machine, moved), pieces_s(s, own, _lying(before, own))
     name = f"what segment {number} needs" if number else "pixels"
-    return ClockTurn(parts, name, _names(s.net, own), Span(number, number + 1))
+    return ClockTurn(_segment_parts(s, before, own, wire), name, _names(s.net, own), Span(number, number + 1))
+
+
+def _segment_parts(
+    s: NetSetting, before: SegmentShares | None, own: SegmentShares, wire: Wire
+) -> tuple[Messages, Floats]:
+    """Return what brings what a segment needs, and what it computes; of the same computations once."""
+    key = before.compute if before else None, own.compute, wire
+    by_tiles = own.tiles or (before and before.tiles)
+    if by_tiles or key not in s.kept:
+        messages = _brought(s, before, own.needs, wire, own.tiles)
+        found = messages, pieces_s(s, own, _lying(before, own))
+        if by_tiles:
+            return found
+        s.kept[key] = found
+    return s.kept[key]
+
+
+def _brought(
+    s: NetSetting, before: SegmentShares | None, needs: Regions, wire: Wire, tiles: TileShares | None = None
+) -> Messages:
+    """Return what brings what ranks need, or tiles, from where it was made."""
+    made = _made_by(before) if before else {name: own.box for name, own in image_on_root(s.net, s.devices).items()}
+    moved = np.zeros((1, s.devices, s.devices)) + moved_bytes(s.net, made, needs, wire)
+    if tiles is not None:
+        moved[0] += _of_tiles(s.net, tiles, wire, s.devices)
+    return _messages(s.machine, moved)
 
 
 def _made_by(shares: SegmentShares) -> Regions:
@@ -347,12 +416,14 @@ def copied(net: ConvNet, have: Regions, needs: Regions, lies: Mapping[str, Mask 
 
     Axes of which is not said what they have are whole.
     """
-    numbers: Floats = np.zeros(1)
-    for name, need in needs.items():
-        axes = have[name].keys()
-        own = volume({axis: need[axis] for axis in axes}) * numbers_across(net, name, tuple(axes))
-        numbers = numbers + own * ~(same(have[name], need, axes) & lies[name])
-    return numbers
+    if not needs:
+        return np.zeros(1)
+    having = [have[name] for name in needs]
+    axes = tuple(having[0])
+    wanted = packed(needs.values(), axes)
+    same_ends = (packed(having, axes) == wanted).all((1, -1))
+    copied = ~(same_ends & along([lies[name] for name in needs], same_ends.ndim)) * volumes(wanted)
+    return np.asarray((copied * along([numbers_across(net, name, axes) for name in needs], copied.ndim)).sum(0))
 
 
 def all_ended(machine: Machine, ready: Floats, moved: Floats, compute: Floats) -> Floats:

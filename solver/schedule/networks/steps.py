@@ -12,8 +12,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solver.base.spans import Partition, Span
 from solver.cluster.curves import Floats
@@ -24,7 +26,7 @@ from solver.model.operators import is_by_rows, map_value, parts_of
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, pooled_in, tile_boxes
 from solver.schedule.exchange import Mask
-from solver.schedule.regions import Lengths, overlaps, some_have, volume
+from solver.schedule.regions import Lengths, overlaps, packed, shared, some_have, volume
 from solver.schedule.schedule import WITH_READER, ComputeStep, ExchangeStep, PlacedPart, Walked, walk
 
 CARRIED = "carried"  # role of what passes a segment
@@ -128,10 +130,9 @@ class SegmentShares:
     @cached_property
     def needs(self) -> Regions:
         """Of every value from before, the box that every rank needs, [1, p, 2]; of tiles, rank 0 for all."""
-        needs = self.compute.walked[1]
         if self.tiles is None:
-            return {name: _hull_of(region) for name, region in needs.items()}
-        own = self.tiles.walked[1]
+            return _needs(self.compute)
+        needs, own = self.compute.walked[1], self.tiles.walked[1]
         every = {name: [some[name] for some in (needs, own) if name in some] for name in self.before}
         return {name: _on_root(wanted, self.devices) for name, wanted in every.items()}
 
@@ -260,7 +261,8 @@ def _carried(net: ConvNet, name: str) -> Part:
     return Part(name, Passing(), NO_STREAM, CARRIED, dict(zip(MAP, value.shape, strict=True)), (value,), value)
 
 
-def left_by(compute: ComputeStep) -> dict[str, Held]:
+@lru_cache(maxsize=1 << 8)
+def left_by(compute: ComputeStep) -> Mapping[str, Held]:
     """Return where values lie after a computation."""
     return {
         own.part.writes.name: Held(own.part.writes, compute.made[own.part.writes.name], own.partial)
@@ -325,7 +327,8 @@ def _edges(box: Region, needed: Region) -> Spans:
     """Return every rank's rows that others need, above and below, and those between, [3, p, 2]."""
     start, stop = box[IMAGE_ROW][0].T
     needing = overlaps(needed, box)[0] > 0  # by whom, of whom
-    above, below = np.triu(needing, 1), np.tril(needing, -1)
+    after = _after(len(needing))
+    above, below = needing & after, needing & after.T
     others = needed[IMAGE_ROW][0][:, None]
     rows = np.empty((3, *box[IMAGE_ROW].shape[1:]), np.int64)
     first = np.minimum(np.where(above, others[..., 1], start).max(0), stop)
@@ -334,6 +337,12 @@ def _edges(box: Region, needed: Region) -> Spans:
     rows[1, :, 0], rows[1, :, 1] = last, stop
     rows[2, :, 0], rows[2, :, 1] = first, last
     return rows
+
+
+@lru_cache(maxsize=64)
+def _after(ranks: int) -> Mask:
+    """Return which rank, in columns, comes after which, [p, p]."""
+    return np.triu(np.ones((ranks, ranks), bool), 1)
 
 
 @lru_cache(maxsize=1 << 8)
@@ -360,12 +369,17 @@ def _tiled(net: ConvNet, segment: Segment, before: Mapping[str, Held]) -> Segmen
     return SegmentShares(segment, before, compute, compute, _tiles(net, segment))
 
 
+@lru_cache(maxsize=1 << 8)
+def _needs(compute: ComputeStep) -> Regions:
+    """Return what every rank needs from before a computation, of all its pieces."""
+    return {name: _hull_of(region) for name, region in compute.walked[1].items()}
+
+
 def _hull_of(pieces: Region) -> Region:
     """Return the least boxes that contain all pieces', [1, p, 2]."""
-    some = there(pieces)
-    if len(some) == 1:
+    if max(map(len, pieces.values())) == 1:
         return pieces
-    found = {}
+    some, found = there(pieces), {}
     for axis, spans in pieces.items():
         start, stop = np.where(some, spans[..., 0], _FAR).min(0), (some * spans[..., 1]).max(0)
         found[axis] = np.stack([np.minimum(start, stop), stop], -1)[None]
@@ -478,10 +492,19 @@ def moved_bytes(net: ConvNet, have: Regions, needs: Regions, wire: Wire) -> Floa
     Of an axis that is not said they have all. Pixels of the image travel as bytes, all else as `wire` says; a summand
     goes to all who need a part of it.
     """
-    moved: Floats = np.zeros((1, 1))
-    for name, want in needs.items():
-        moved = moved + overlaps(have[name], want) * bytes_across(net, name, tuple(have[name]), wire)
-    return moved * _others(moved.shape[-1])
+    if not needs:
+        return np.zeros((1, 1))
+    having = [have[name] for name in needs]
+    axes = tuple(having[0])
+    numbers = shared(packed(having, axes), packed(needs.values(), axes))
+    moved = along([bytes_across(net, name, axes, wire) for name in needs], numbers.ndim) * numbers
+    return np.asarray(moved.sum(0) * _others(moved.shape[-1]))
+
+
+def along(of_values: Sequence[Any], dimensions: int) -> NDArray[Any]:
+    """Return what is said of several values, [values, ...], with so many dimensions."""
+    found = np.asarray(of_values)
+    return found.reshape(*found.shape, *[1] * (dimensions - found.ndim))
 
 
 @lru_cache(maxsize=1 << 10)

@@ -67,7 +67,7 @@ def sized_block(s: NetSetting, wire: Wire, nodes: Span) -> SizedBlock:
     bandwidth, latency_s = s.machine.network.bandwidth, s.machine.network.latency_s
     order = sorted(range(s.devices), key=lambda rank: (whole_s[rank], -bandwidth[rank], rank))
     away = np.arange(s.devices) > 0
-    fixed = np.array([own.session_s for own in s.speeds]) + 2 * latency_s * away
+    fixed = s.session_s + 2 * latency_s * away
     slope = whole_s + _moved_bytes(s, wire, nodes) / bandwidth * away
     best: SizedBlock | None = None
     for count in range(1, s.devices + 1):

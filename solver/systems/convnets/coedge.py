@@ -164,7 +164,7 @@ def coedge_terms(s: NetSetting, cluster: Cluster, wire: Wire) -> CoEdgeTerms:
     # A global pool leaves summands, however few rows it is of.
     shared = [net.extent(value).size for value in net.live(stop) if net.extent(value).rows.stop > 1]
     return CoEdgeTerms(
-        call_s=np.array([own.session_s for own in s.speeds]),
+        call_s=s.session_s,
         segment_s=np.reshape([s.whole_s(nodes) for nodes in runs_between(cut_points(net))], (-1, p)),
         rest_s=float(s.whole_s(Span(stop, len(net.nodes)))[0]),
         in_s=net.extent(net.input).size / bandwidth,

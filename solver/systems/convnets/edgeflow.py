@@ -148,7 +148,7 @@ def near_shares(
     """Return the shares of a crew by the linear program, [p]: who needs rows of whom is as with the shares before."""
     own = np.array(crew)
     compute = np.diag(s.whole_s(nodes)[own])
-    calls = np.array([s.speeds[rank].session_s for rank in crew])
+    calls = s.session_s[own]
     begins = np.tril(np.ones((own.size, own.size)), -1)  # of the rows of every device, by the shares
     near = np.maximum(np.array(before)[own], 1e-9)
     near = near / near.sum()

@@ -86,6 +86,6 @@ def predicted_s(s: NetSetting, wire: Wire, nodes: Span, rows: Sequence[int]) -> 
     line = s.whole_s(Span(0, len(every))) / max(whole_flop, 1)
     handed_out = moved_between(net, block.before, block.needs, wire)
     taken_back = moved_between(net, block.after, on_root(net, block.after, s.devices), wire)
-    calls = np.array([own.session_s for own in s.speeds]) * (np.array(rows) > 0)
+    calls = s.session_s * (np.array(rows) > 0)
     moved = (handed_out[0] + taken_back[:, 0]) / s.machine.network.bandwidth
     return np.asarray(line * pieces_flop(net, block.compute).sum(0) + calls + moved)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from solver.base.spans import Span
 from solver.cluster.cluster import Cluster, Link
 from solver.schedule.clocks import Messages, Moment, advanced, computed, exchanged, waited_for
 from solver.schedule.timing import Machine
@@ -145,3 +146,18 @@ def test_many_plans_at_once_are_what_each_is_alone(seed):
         steps = priced(several, [ClockTurn((before[plan],), "first"), ClockTurn((messages, compute[plan]), "then")])
         assert sum(step.times.end.max() for step in steps) == pytest.approx(seconds[plan])
         assert seconds[plan] == pytest.approx(alone.ready.max())
+
+
+def test_layers_that_are_alike_go_on_at_the_pace_of_the_second():
+    """Priced twice: where one rank is the slowest all the time, that is as if all of them were priced."""
+    two = machine(2)
+    turn = (np.array([[0.3, 0.4]]), messages([[0, 2e4], [3e4, 0]], taking=0.01))
+    first = ClockTurn((np.array([[1.0, 1.0]]),), "first")
+
+    often = together_s(two, [first, ClockTurn(turn, "layer", repeats=5)])
+    unfolded = together_s(two, [first, *[ClockTurn(turn, "layer")] * 5])
+    steps = priced(two, [first, ClockTurn(turn, "layer", layers=Span(0, 5), repeats=5)])
+
+    assert often == pytest.approx(unfolded)
+    assert [(step.repeats, step.layers) for step in steps] == [(1, ""), (5, "0-4")]
+    assert sum(step.repeats * step.times.end.max() for step in steps) == pytest.approx(often)

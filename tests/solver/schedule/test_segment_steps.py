@@ -78,6 +78,9 @@ def test_two_devices_and_a_halo():
     assert price.seconds == pytest.approx(max(image_s + 4e-3, 4e-3 + halo_s) + 4e-3 + back_s, rel=1e-6)
     sent = sum(step.sent for step in price.steps)
     np.testing.assert_array_equal(sent, [75 + 80, 80 + 320])
+    wire_s = [step.times.exchange for step in price.steps]
+    np.testing.assert_allclose(wire_s, [[0, image_s], [halo_s, halo_s], [back_s, 0]])
+    assert price.compute_s + price.exchange_s + price.idle_s == pytest.approx([price.seconds] * 2)
 
 
 def test_edges_first_hide_the_halo():
