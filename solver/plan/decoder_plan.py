@@ -138,6 +138,11 @@ class DecoderPlan:
         return tuple(rank for rank, words in enumerate(self.embedding) if words.size)
 
     @property
+    def word_columns(self) -> dict[str, Partition]:
+        """Who has which words, by the headings of tables: of the head, and of an embedding that is cut."""
+        return {"words": self.words} | ({} if self.embedding is None else {"embedded": self.embedding})
+
+    @property
     def structure(self) -> tuple[object, ...]:
         """What the steps of a pass follow from: who has some of what, how much or little it may be."""
         stages = tuple(stage.structure for stage in self.stages)
