@@ -29,7 +29,6 @@ SMALL_BYTES = 1 << 16  # of what a pass begins with that goes with the word what
 END, PASS, PREPARE, CHANGE = range(4)  # what rank 0 says: let go, a pass, get what another plan needs, go on with it
 KEPT = 8  # passes of other shapes than a token's are made anew when so many others were in between
 
-
 DecoderShare = Share[DecoderPasses]
 
 
@@ -107,8 +106,7 @@ class Ranks:
 
     def compute(
         self, first: int, tokens: NDArray[np.int64], starts: Sequence[int], *, chosen: int, count: int = 1,
-        scales: bool = False,
-        allowed: NDArray[np.bool] | None = None, wanted: NDArray[np.int64] | None = None,
+        scales: bool = False, allowed: NDArray[np.bool] | None = None, wanted: NDArray[np.int64] | None = None,
     ) -> Candidates:  # fmt: skip
         """Compute new tokens on all ranks.
 

@@ -75,7 +75,7 @@ def show_run(console: Console, report: Mapping[str, Any], model: Decoder, plan: 
     """Print who had what, and how fast tokens came."""
     staged = len(plan.stages) > 1
     axes = dict.fromkeys(axis for stage in plan.stages for axis in stage.shares)
-    shared = (*(["layers"] if staged else []), *axes, "words")
+    shared = (*(["layers"] if staged else []), *axes, *plan.word_columns)
     # In two lines, so that it fits 80 columns.
     title = f"who had what of {model.name}, {counted(len(model.layers), 'layer')}"
     table = new_table(title, "device", *shared, "peak\nMiB", "busy\ns", "wait\ns", "sent\nMiB")
@@ -85,7 +85,8 @@ def show_run(console: Console, report: Mapping[str, Any], model: Decoder, plan: 
         layers = f"{own[0].layers.start}-{own[-1].layers.stop - 1}" if own else "-"
         shares = [own[0].shares[axis][rank].size if own and axis in own[0].shares else 0 for axis in axes]
         table.add_row(
-            entry["device"], *([layers] if staged else []), *map(str, shares), str(plan.words[rank].size),
+            entry["device"], *([layers] if staged else []), *map(str, shares),
+            *(str(words[rank].size) for words in plan.word_columns.values()),
             f"{entry['peak_rss_bytes'] / MIB:.0f}", f"{entry['compute_s']:.2f}", f"{entry['wait_s']:.2f}",
             f"{entry['sent_bytes'] / MIB:.1f}",
         )  # fmt: skip

@@ -22,7 +22,7 @@ from solver.model.decoder import Decoder
 from solver.model.kinds.attention import CACHES
 from solver.model.kinds.part import Residual
 from solver.model.kinds.weight import BLOCK, PRECISIONS
-from solver.plan.plan import Wire
+from solver.plan.plan import Wire, check_ranks
 
 # Passes of so many rows have summands that sockets may not hold: they go by MPI, and always in two steps.
 ROWS_BY_MPI = 8
@@ -138,6 +138,11 @@ class DecoderPlan:
         return tuple(rank for rank, words in enumerate(self.embedding) if words.size)
 
     @property
+    def word_columns(self) -> dict[str, Partition]:
+        """Who has which words, by the headings of tables: of the head, and of an embedding that is cut."""
+        return {"words": self.words} | ({} if self.embedding is None else {"embedded": self.embedding})
+
+    @property
     def structure(self) -> tuple[object, ...]:
         """What the steps of a pass follow from: who has some of what, how much or little it may be."""
         stages = tuple(stage.structure for stage in self.stages)
@@ -156,12 +161,7 @@ class DecoderPlan:
         one_of("cache", self.cache, CACHES)
         if not 1 <= self.two_steps_from <= ROWS_BY_MPI:
             raise InfeasiblePlanError(f"two_steps_from is {self.two_steps_from}, must be 1 to {ROWS_BY_MPI} rows")
-        if len(self.devices) != ranks:
-            count = len(self.devices)
-            raise InfeasiblePlanError(
-                f"the plan is for {count} devices, the job has {ranks} ranks: start mpirun with -np {count} or plan "
-                f"again for {ranks}"
-            )
+        check_ranks(self.devices, ranks)
         if [stage.layers.start for stage in self.stages] != [0, *(stage.layers.stop for stage in self.stages[:-1])]:
             spans = ", ".join(f"[{stage.layers.start}, {stage.layers.stop}]" for stage in self.stages)
             raise InfeasiblePlanError(

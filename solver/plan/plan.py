@@ -10,9 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from solver.base.errors import HeptiError, InfeasiblePlanError
+from solver.base.phrases import counted
 from solver.base.spans import Partition, Span
 from solver.model.blocks import Block, Cut
 from solver.model.kinds.every import KINDS
@@ -318,6 +319,53 @@ class Stage:
         return tuple(rank for rank in range(len(self.devices)) if any(block.has_share(rank) for block in blocks))
 
 
+class NamedModel(Protocol):
+    """A model, as plans name it."""
+
+    @property
+    def name(self) -> str:
+        """As people call it."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of its layers and widths."""
+
+
+def check_named(name: str, fingerprint: str, model: NamedModel) -> None:
+    """Refuse a plan that names another model; without a fingerprint it is for all of this name.
+
+    Raises
+    ------
+    HeptiError
+        Naming both.
+    """
+    if fingerprint and fingerprint != model.fingerprint:
+        raise HeptiError(
+            f"the plan is for model {name} ({fingerprint}), the weights are {model.name} ({model.fingerprint}): plan "
+            f"again with hepti plan"
+        )
+    if not fingerprint and name != model.name:
+        raise HeptiError(
+            f"the plan is for model {name}, the weights are {model.name}: if it is meant for these, write {model.name} "
+            f"into its model"
+        )
+
+
+def check_ranks(devices: Sequence[str], ranks: int) -> None:
+    """Refuse a plan of more or fewer devices than there are ranks.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        With both numbers.
+    """
+    if (count := len(devices)) != ranks:
+        raise InfeasiblePlanError(
+            f"the plan is for {counted(count, 'device')}, the job has {counted(ranks, 'rank')}: start mpirun with -np "
+            f"{count} or plan again for {ranks}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What the planner expects of one request."""
@@ -408,21 +456,8 @@ class Plan:
         HeptiError
             Naming the number that does not fit.
         """
-        if self.model_fingerprint and self.model_fingerprint != spec.fingerprint:
-            raise HeptiError(
-                f"the plan is for model {self.model_name} ({self.model_fingerprint}), "
-                f"the weights are {spec.name} ({spec.fingerprint}): plan again with hepti plan"
-            )
-        if not self.model_fingerprint and self.model_name != spec.name:
-            raise HeptiError(
-                f"the plan is for model {self.model_name}, the weights are {spec.name}: if it is meant for these, "
-                f"write {spec.name} into its model"
-            )
-        if len(self.devices) != ranks:
-            raise HeptiError(
-                f"the plan is for {len(self.devices)} devices, the job has {ranks} ranks: start mpirun with "
-                f"-np {len(self.devices)} or plan again for {ranks}"
-            )
+        check_named(self.model_name, self.model_fingerprint, spec)
+        check_ranks(self.devices, ranks)
         self._check_devices()
         for replica in self.replicas or ((),):
             _check_replica(replica, spec)

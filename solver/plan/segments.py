@@ -29,7 +29,7 @@ from solver.base.phrases import counted
 from solver.base.spans import Partition, Span
 from solver.model.convnet import ConvNet, MapBox
 from solver.model.operators import GLOBAL_POOLS, SUMS, adds_up
-from solver.plan.plan import ROUNDING, Prediction, Wire
+from solver.plan.plan import ROUNDING, Prediction, Wire, check_named, check_ranks
 
 THROUGHPUT = "hepti-throughput"  # the system of plans that run side by side, each with images of its own
 
@@ -112,21 +112,8 @@ class SegmentPlan:
         HeptiError
             Saying which number does not fit.
         """
-        if self.model_fingerprint and self.model_fingerprint != net.fingerprint:
-            raise HeptiError(
-                f"the plan is for {self.model_name} with fingerprint {self.model_fingerprint}, "
-                f"{net.name} has {net.fingerprint}: plan again"
-            )
-        if len(self.devices) != ranks:
-            raise HeptiError(
-                f"the plan is for {len(self.devices)} devices, the job has {ranks} ranks: start mpirun with "
-                f"-np {len(self.devices)} or plan again for {ranks}"
-            )
-        if not self.model_fingerprint and self.model_name != net.name:
-            raise HeptiError(
-                f"the plan is for model {self.model_name}, the weights are {net.name}: if it is meant for these, write "
-                f"{net.name} into its model"
-            )
+        check_named(self.model_name, self.model_fingerprint, net)
+        check_ranks(self.devices, ranks)
         at = 0
         for segment in self.segments:
             where = _where(segment)

@@ -67,7 +67,7 @@ def _shares(found: PricedDecoder, listed: Sequence[int]) -> Table:
         for rank in listed
     }
     axes = list(dict.fromkeys(axis for stages in own.values() for _, units in stages for axis in units))
-    of_words = {"words": found.plan.words} | ({"embedded": found.plan.embedding} if found.plan.embedding else {})
+    of_words = found.plan.word_columns
     headings = ("device", "layers", *(_WITH_KEYS if axis == KV else axis for axis in axes), *of_words)
     table = new_table("who has what", *headings, words=2)
     for rank, stages in own.items():
