@@ -2,8 +2,9 @@
 
 Within a stage every rank has some units of every axis along which its blocks are cut: some query heads, with the key
 and value heads that these need, some columns of the MLP; what they compute of a block are summands, which all ranks of
-the stage exchange. Passes of many rows, those of prompts, may be cut otherwise: contexts go from who has their heads to
-who has their rows, and all of the layer that follows them is computed there, by ranks that hold all of its weights.
+the stage exchange. Or a block's result is cut by its own columns: all get what is summed over, and then all columns,
+and nothing is added. Passes of many rows, those of prompts, may be cut otherwise: contexts go from who has their heads
+to who has their rows, and all of the layer that follows them is computed there, by ranks that hold all of its weights.
 From stage to stage goes the stream. The ranks of the last stage share out the vocabulary. Rank 0 embeds tokens and
 chooses the next one, with or without a share.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 from solver.base.errors import HeptiError, InfeasiblePlanError
@@ -40,22 +41,26 @@ class DecoderStage:
     rows
         Of a prompt's rows, parts of every rank: who has some computes what follows the contexts of these rows; none:
         prompts are cut as tokens are.
+    outputs
+        Of some of these axes: who has which columns of the results of their blocks, instead of summands of all.
     """
 
     layers: Span
     shares: Mapping[str, Partition]
     rows: tuple[float, ...] = ()
+    outputs: Mapping[str, Partition] = field(default_factory=dict)
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Who takes part."""
-        every = zip(*self.shares.values(), strict=True)
+        every = zip(*self.shares.values(), *self.outputs.values(), strict=True)
         return tuple(rank for rank, own in enumerate(every) if any(span.size for span in own))
 
     @property
     def structure(self) -> tuple[object, ...]:
         """What the steps of a pass through it follow from."""
-        return self.layers, tuple((axis, own.taking) for axis, own in self.shares.items()), self.rows
+        shares = tuple((axis, own.taking) for axis, own in self.shares.items())
+        return self.layers, shares, self.rows, tuple(self.outputs.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +159,7 @@ class DecoderPlan:
             raise InfeasiblePlanError(f"the stages end at layer {last}, {model.name} has {len(model.layers)}")
         for number, stage in enumerate(self.stages):
             self._check_shares(model, number, stage)
+            self._check_outputs(model, number, stage)
             self._check_rows(number, stage)
         if len(self.words) != ranks or self.words.total != model.vocab:
             raise InfeasiblePlanError(f"{self.words.total} words, {model.name} has {model.vocab}")
@@ -176,13 +182,22 @@ class DecoderPlan:
             if totals != {partition.total}:
                 has = ", ".join(map(str, sorted(totals)))
                 raise InfeasiblePlanError(f"stage {number}: {partition.total} {axis}, {model.name} has {has}")
-            unit = math.lcm(*(cut_unit(kind, model.stream, self.precision) for kind in own))
-            for span in partition:
-                if span.size and (span.start % unit or (span.stop % unit and span.stop != partition.total)):
-                    raise InfeasiblePlanError(
-                        f"stage {number}: {axis} {span.start} to {span.stop} are cut within {unit}, "
-                        f"of which {self.precision} makes blocks of {BLOCK}"
-                    )
+            if axis not in stage.outputs:
+                unit = math.lcm(*(cut_unit(kind, model.stream, self.precision) for kind in own))
+                blocks = f"of which {self.precision} makes blocks of {BLOCK}"
+                _check_units(f"stage {number}: {axis}", partition, unit, blocks)
+
+    def _check_outputs(self, model: Decoder, number: int, stage: DecoderStage) -> None:
+        for axis, partition in stage.outputs.items():
+            if axis not in stage.shares:
+                raise InfeasiblePlanError(f"stage {number}: output of {axis}, of which there are no shares")
+            where = f"stage {number}: output of {axis}"
+            if len(partition) != len(self.devices):
+                raise InfeasiblePlanError(f"{where} of {len(partition)} devices, not of {len(self.devices)}")
+            if partition.total != model.hidden:
+                raise InfeasiblePlanError(f"{where} has {partition.total} columns, {model.name} has {model.hidden}")
+            unit = model.stream.unit
+            _check_units(where, partition, unit, f"which have one scale on thin wires: cut at multiples of {unit}")
 
     def _check_rows(self, number: int, stage: DecoderStage) -> None:
         if not stage.rows:
@@ -195,6 +210,13 @@ class DecoderPlan:
             raise InfeasiblePlanError(f"stage {number}: {who} has rows: who has some must have a share of the stage")
         if self.rows_from < ROWS_BY_MPI:
             raise InfeasiblePlanError(f"rows_from is {self.rows_from}, must be {ROWS_BY_MPI} rows at least")
+
+
+def _check_units(where: str, partition: Partition, unit: int, why: str) -> None:
+    """Refuse a cut that is not between units."""
+    for span in partition:
+        if span.size and (span.start % unit or (span.stop % unit and span.stop != partition.total)):
+            raise InfeasiblePlanError(f"{where} {span.start} to {span.stop} are cut within {unit}, {why}")
 
 
 def cut_unit(kind: BlockKind, stream: Residual, precision: str) -> int:

@@ -13,7 +13,7 @@ from solver.model.convnet import ConvNet
 from solver.model.decoder import Decoder
 from solver.model.kinds.every import KINDS
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, kind_names
-from solver.plan.file import FORMAT, OF_LANGUAGE_MODELS, SEGMENT_CUTS, AnyPlan, parts_of_one
+from solver.plan.file import FORMAT, OF_LANGUAGE_MODELS, OUTPUT, SEGMENT_CUTS, AnyPlan, parts_of_one
 from solver.plan.plan import BlockPlan, Plan, Stage, cut_word
 from solver.plan.routes import Route
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, whole_parts
@@ -80,7 +80,7 @@ def _block(block: BlockPlan, rows: int) -> dict[str, Any]:
     word = cut_word(block.block, block.cut)
     inner = word if block.cut is Cut.SUB_BLOCKS else KINDS[block.block].axis
     table: dict[str, Any] = {"cut": word}
-    table |= {axis: list(own.counts) for axis, own in ((inner, block.inner), ("output", block.columns)) if own}
+    table |= {axis: list(own.counts) for axis, own in ((inner, block.inner), (OUTPUT, block.columns)) if own}
     if block.rows is not None:
         table["rows"] = _whole(block.rows, Partition.of_shares(block.rows, rows).counts if rows else block.rows)
     table |= {} if block.route is Route.DIRECT else {"route": str(block.route)}
@@ -104,7 +104,7 @@ def _decoder_stages(plan: DecoderPlan, model: Decoder) -> list[dict[str, Any]]:
         crew = _crew(plan, stage)
         run = {
             "layers": _ends(stage.layers),
-            **{name: _shared(crew, stage, KINDS[name].axis) for name in kind_names(model, stage.layers)},
+            **{name: _block_of(crew, stage, KINDS[name].axis) for name in kind_names(model, stage.layers)},
             **({"rows": _of(crew, stage.rows)} if stage.rows else {}),
         }
         devices = _of(crew, plan.devices)
@@ -112,8 +112,11 @@ def _decoder_stages(plan: DecoderPlan, model: Decoder) -> list[dict[str, Any]]:
     return tables
 
 
-def _shared(crew: list[int], stage: DecoderStage, axis: str) -> dict[str, Any]:
-    return {"cut": axis, axis: _of(crew, stage.shares[axis].counts)}
+def _block_of(crew: list[int], stage: DecoderStage, axis: str) -> dict[str, Any]:
+    shared = {axis: _of(crew, stage.shares[axis].counts)}
+    if axis in stage.outputs:
+        shared[OUTPUT] = _of(crew, stage.outputs[axis].counts)
+    return {"cut": [*shared][-1], **shared}
 
 
 def _whole(shares: Sequence[float], counts: Sequence[float]) -> list[float]:
@@ -124,7 +127,7 @@ def _whole(shares: Sequence[float], counts: Sequence[float]) -> list[float]:
 def _crew(plan: DecoderPlan, stage: DecoderStage) -> list[int]:
     """Return the ranks that have anything of a stage; of the last one also those that have words."""
     words = plan.words.counts * (stage is plan.stages[-1])
-    numbers = [*(own.counts for own in stage.shares.values()), stage.rows, words]
+    numbers = [*(own.counts for own in (*stage.shares.values(), *stage.outputs.values())), stage.rows, words]
     return [rank for rank in range(len(plan.devices)) if any(own[rank] for own in numbers if own)]
 
 

@@ -20,10 +20,11 @@ MIXED = "mixed"
 BACKENDS = (ONNXRUNTIME, "numpy", MIXED)
 
 
-def random_plan(world, model, rng, *, stages=1, rows_from=0, **facts):
+def random_plan(world, model, rng, *, stages=1, rows_from=0, outputs=(), **facts):
     """Return a plan with shares of any size, also none; every rank is in one stage at most.
 
-    `rows_from`: passes of so many rows are cut by rows; 0: none is.
+    `rows_from`: passes of so many rows are cut by rows; 0: none is. `outputs`: of these axes blocks' results are cut by
+    columns.
     """
     ranks = range(world.size)
     stages = min(stages, world.size, len(model.layers))
@@ -45,7 +46,11 @@ def random_plan(world, model, rng, *, stages=1, rows_from=0, **facts):
     units = {kind.axis: cut_unit(kind, model.stream, precision) for kind in chain(*model.layers)}
     layers = [Span(*ends) for ends in pairwise(edges)]
     made = tuple(
-        DecoderStage(own, {axis: cut(total, n, units[axis]) for axis, total in totals_of(model, own).items()})
+        DecoderStage(
+            own,
+            {axis: cut(total, n, units[axis]) for axis, total in totals_of(model, own).items()},
+            outputs={axis: cut(model.hidden, n, model.stream.unit) for axis in outputs},
+        )
         for n, own in enumerate(layers)
     )
     if rows_from:

@@ -1,5 +1,7 @@
 """A language model over all ranks: the logits of its passes are those of the whole model, however it is split."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from hepti_mpi.comm.wires import EXACT
 from hepti_mpi.engine.load import WeightsSource
 from hepti_mpi.program.program import PassShape, Program
 from hepti_mpi.program.share import Share
+from solver.model.kinds.part import FFN, HEAD
 from solver.plan.plan import Wire
 from solver.schedule.decoders.cost import price_pass, setting_of
 from solver.schedule.decoders.memory import chunk_numbers
@@ -19,6 +22,7 @@ from tests.kit.decoders import MODELS, Weights, logits, small_model
 from tests.kit.placed import shorten
 from tests.kit.sized import sized
 
+CUTS = {"summands": {}, "rows": {"rows_from": 8}, "columns": {"outputs": (HEAD, FFN)}}  # as of `random_plan`
 CHUNKS = (17, 1, 1, 5, 16)  # of rows: a prefill, tokens, what a guess is checked with, a prefill behind others
 
 
@@ -72,6 +76,24 @@ def test_prompts_that_are_cut_by_rows_have_the_same_logits(name, seed, backend, 
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize(
+    ("name", "seed", "backend", "rows_from"),
+    sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 20), BACKENDS, (0, 16)), 3),
+)
+def test_blocks_whose_results_are_cut_by_columns_have_the_same_logits(name, seed, backend, rows_from, world):
+    """Those of attention, of the MLP, or of both, beside prompts that are cut by rows, too."""
+    rng = np.random.default_rng([5, seed])
+    weights = Weights(replace(MODELS[name], hidden=96), seed)
+    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    outputs = ((FFN,), (HEAD,), (HEAD, FFN))[seed % 3]
+    plan = random_plan(world, weights.model, rng, stages=1 + seed % 2, outputs=outputs, rows_from=rows_from)
+
+    found = on_ranks(world, weights, plan, in_chunks(weights, tokens), backend=backend)
+
+    expected = logits(weights, tokens)
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize(("name", "stages"), sized([("llama", 1), ("gemma2", 2), ("olmo2", 3)]))
 def test_rows_that_nobody_asks_for_change_nothing(name, stages, world):
     """Of the last layer only those are computed whose words are asked for; what is kept of the others is."""
@@ -98,14 +120,14 @@ def test_rows_that_nobody_asks_for_change_nothing(name, stages, world):
 
 
 @pytest.mark.parametrize(
-    ("wire", "stages", "rows", "by_rows"),
-    sized(sweeps.cycled(9, (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8), (1, 2, 3), (1, 9), (0, 8)), 3),
+    ("wire", "stages", "rows", "cuts"),
+    sized(sweeps.cycled(9, (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8), (1, 2, 3), (1, 9), CUTS), 4),
 )
-def test_bytes_that_are_sent_are_those_that_were_priced(wire, stages, rows, by_rows, world):
+def test_bytes_that_are_sent_are_those_that_were_priced(wire, stages, rows, cuts, world):
     """Of every rank, of what rank 0 says and hears, too: from pass to pass of one shape."""
     rng = np.random.default_rng([stages, rows])
     weights = Weights(small_model(hidden=64))
-    plan = random_plan(world, weights.model, rng, stages=stages, rows_from=by_rows, wire=wire)
+    plan = random_plan(world, weights.model, rng, stages=stages, wire=wire, **CUTS[cuts])
     s = setting_of(weights.model, boards(*[1e9] * world.size), plan)
 
     def lead(ranks, embed):
@@ -123,14 +145,12 @@ def test_bytes_that_are_sent_are_those_that_were_priced(wire, stages, rows, by_r
     assert sent[at_work].tolist() == priced[at_work].tolist()
 
 
-@pytest.mark.parametrize(
-    ("stages", "by_rows", "seed"), sized(sweeps.cycled(6, (1, 2, 3), (0, 8), sweeps.seeds(2, 20)), 3)
-)
-def test_memory_of_a_pass_is_that_which_was_priced(stages, by_rows, seed, world):
+@pytest.mark.parametrize(("stages", "cuts", "seed"), sized(sweeps.cycled(6, (1, 2, 3), CUTS, sweeps.seeds(2, 20)), 4))
+def test_memory_of_a_pass_is_that_which_was_priced(stages, cuts, seed, world):
     """Of every rank, to the byte, where numbers travel as they are; with what arrives."""
     rng = np.random.default_rng([7, stages, seed])
     weights = Weights(small_model(layers=5, hidden=64))
-    plan = random_plan(world, weights.model, rng, stages=stages, rows_from=by_rows)
+    plan = random_plan(world, weights.model, rng, stages=stages, **CUTS[cuts])
     direct, rows = Direct(world), plan.context
     share = Share(DecoderPasses(weights.model, plan), world.rank)
     WeightsSource(world, weights).complete(share.lacking())

@@ -231,6 +231,15 @@ class Part:
         """Whether it reads what is kept from pass to pass."""
         return any(value.state for value in self.reads)
 
+    def columns(self, tensor: PartTensor, units: int | None) -> int | None:
+        """Return how many columns of a tensor so many units of the stream's columns need; None: all.
+
+        A matrix of a part that has columns of the stream has these as its second dimension.
+        """
+        if units is None or HIDDEN not in self.axes or len(tensor.shape) < 2:
+            return None
+        return tensor.shape[1] // self.axes[HIDDEN] * units
+
     def result(self, region: Region) -> dict[str, Spans]:
         """Return the box of what it writes."""
         value = self.writes

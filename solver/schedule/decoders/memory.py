@@ -15,7 +15,7 @@ from solver.base.spans import Span
 from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
 from solver.model.blocks import BlockKind, parts_of, tensors_of, total_of
 from solver.model.decoder import Decoder
-from solver.model.kinds.part import WORD, PartTensor
+from solver.model.kinds.part import WORD, PartTensor, TensorUse
 from solver.model.kinds.weight import PRECISIONS
 from solver.model.precision import Precision
 from solver.plan.decoder_plan import DecoderPlan
@@ -77,9 +77,19 @@ class RankMemory:
         return self.weights + self.embedding + self.cache + self.work
 
 
-def block_bytes(model: Decoder, kind: BlockKind, units: Mapping[str, int], precision: Precision) -> int:
-    """Return the bytes of a block's weights, of so many units of every axis (`BlockKind.units`)."""
-    return _bytes(tensors_of(kind, model.stream).values(), units, precision) * (units[kind.axis] > 0)
+def block_bytes(
+    model: Decoder, kind: BlockKind, units: Mapping[str, int], precision: Precision, output: int | None = None
+) -> int:
+    """Return the bytes of a block's weights, of so many units of every axis (`BlockKind.units`).
+
+    `output`: how many columns of its result, where these are shared out.
+    """
+    tensors = tensors_of(kind, model.stream).values()
+    if output is None:
+        return _bytes(tensors, units, precision) * (units[kind.axis] > 0)
+    summing = [own for own in tensors if own.use is TensorUse.OUT and len(own.shape) > 1]
+    others = _bytes((own for own in tensors if own not in summing), units, precision) * (units[kind.axis] > 0)
+    return others + sum(own.held_bytes(precision, columns=output) for own in summing)
 
 
 def rows_bytes(model: Decoder, kind: BlockKind, precision: Precision) -> int:
@@ -180,7 +190,8 @@ def _of_rank(
             layers = len(list(alike))
             for kind in layer:
                 units = kind.units(stage.shares[kind.axis][rank])
-                weights += layers * block_bytes(model, kind, units, precision)
+                output = stage.outputs[kind.axis][rank].size if kind.axis in stage.outputs else None
+                weights += layers * block_bytes(model, kind, units, precision, output)
                 cache += layers * cache_bytes(kind, units, plan.cache, tokens)
                 width = max(width, kind.made_columns(units))
                 if stage.rows and stage.rows[rank]:

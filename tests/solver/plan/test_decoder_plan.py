@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Partition, Span
-from solver.model.kinds.part import HEAD
+from solver.model.kinds.part import FFN, HEAD
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, whole_on
 from tests.kit import refused
 from tests.kit.decoders import shares
@@ -18,6 +18,9 @@ PLAN = DecoderPlan("hepti", DEVICES, (STAGE,), Partition.of_counts([20, 30, 0]),
 def test_a_plan_that_fits_is_taken():
     PLAN.check(model(), 3)
     replace(PLAN, precision="int4").check(model(), 3)
+    outputs = {HEAD: Partition.of_counts([96, 0, 0]), FFN: Partition.of_counts([0, 64, 32])}
+    by_columns = replace(STAGE, shares=shares([1, 5, 0], [60, 4, 32]), outputs=outputs)
+    replace(PLAN, precision="int4", stages=(by_columns,)).check(model(hidden=96), 3)
     replace(PLAN, rows_from=8, stages=(replace(STAGE, rows=(1, 0, 3)),)).check(model(), 3)
     whole_on(model(), DEVICES, 1, context=64).check(model(), 3)
 
@@ -31,6 +34,10 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_number(kept):
         {"stages": (replace(STAGE, shares=shares([4, 1, 0], [64, 0, 32])),)},
         {"precision": "int4", "stages": (replace(STAGE, shares=shares([4, 2, 0], [60, 4, 32])),)},
         {"precision": "int4", "stages": (replace(STAGE, shares=shares([3, 3, 0], [64, 0, 32])),)},
+        {"stages": (replace(STAGE, outputs={FFN: Partition.of_counts([64, 32])}),)},
+        {"stages": (replace(STAGE, outputs={FFN: Partition.of_counts([64, 0, 0])}),)},
+        {"stages": (replace(STAGE, outputs={HEAD: Partition.of_counts([40, 24, 32])}),)},
+        {"stages": (replace(STAGE, outputs={"experts": Partition.of_counts([64, 0, 32])}),)},
         {"stages": (replace(STAGE, shares={**STAGE.shares, "experts": Partition.of_counts([1, 0, 0])}),)},
         {"stages": (replace(STAGE, shares={HEAD: STAGE.shares[HEAD]}),)},
         {"rows_from": 8, "stages": (replace(STAGE, rows=(1, 1)),)},
@@ -39,7 +46,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_number(kept):
         {"rows_from": 1, "stages": (replace(STAGE, rows=(1, 1, 1)),)},
     ]
 
-    kept(refused.said(lambda changes: replace(PLAN, **changes).check(model(), 3), cases, InfeasiblePlanError))
+    kept(refused.said(lambda changes: replace(PLAN, **changes).check(model(hidden=96), 3), cases, InfeasiblePlanError))
 
 
 def test_words_are_for_ranks_of_the_last_stage(kept):
