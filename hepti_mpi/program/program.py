@@ -5,7 +5,7 @@ Nothing is decided while a pass runs. Where values lie says `solver.schedule.pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,8 +17,10 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.messages import Rooms
 from hepti_mpi.comm.wires import EXACT, Coding
 from hepti_mpi.program.share import Passes, Share, key_of
+from hepti_mpi.program.state import SharedTokens
 from solver.base.arrays import Array, Numbers
-from solver.model.kinds.attention import Attention
+from solver.base.spans import Span, tiles
+from solver.model.kinds.attention import SEEN_ROWS, Attention
 from solver.model.kinds.part import Part
 from solver.plan.layout import Box
 from solver.schedule.places import OwnCompute, OwnExchange, Places, by_sockets, own_steps, places_of
@@ -145,12 +147,17 @@ class Program:
         share, shape, last = self._share, self._shape, step.run[-1][0]
         graphs = share.graphs[key_of(step.run, called)]
         attends = next((part for part, _ in step.run if part.recalls), None)
-        arrays = {called(name): self._rows(called(name), box, attends) for name, box in step.reads.items()}
-        results = {called(name): self._rows(called(place), box, attends) for place, name, box in step.written}
+        turns = any("places" in own_run.inputs for _, own_run in graphs.runs)
+        by = shape.sequences if attends is not None or turns else 1
+        arrays = {called(name): self._rows(called(name), box, by) for name, box in step.reads.items()}
+        results = {called(name): self._rows(called(place), box, by) for place, name, box in step.written}
+        if attends is not None and self._attends_to_some(step, called, arrays, results):
+            return
+        arrays |= {"places": self._places_of_rows, **graphs.turns}
         scaled = None
         if attends is not None:
             inputs, outputs, scaled = self._state(attends, called)
-            arrays |= {**inputs, **graphs.turns}
+            arrays |= inputs
             results |= outputs
         for words, own_run in graphs.runs:
             own = dict(results)
@@ -168,11 +175,31 @@ class Program:
         """What its values take, and what arrives of them, once it has run."""
         return sum(array.nbytes for array in (*self._memory.arrays, *self._rooms.values()))
 
-    def _rows(self, name: str, box: Box, attends: Part | None) -> Numbers:
+    def _rows(self, name: str, box: Box, sequences: int) -> Numbers:
         """Return rows as graphs have them: those of attention by sequence."""
         view = self._memory.view(name, box)
-        by = (self._shape.sequences, self._shape.rows) if attends is not None else (1, len(view))
-        return view.reshape(*by, -1, copy=False)
+        return view.reshape(sequences, len(view) // sequences, -1, copy=False)
+
+    def _attends_to_some(
+        self, step: OwnCompute, called: Called, arrays: dict[str, Numbers], results: Mapping[str, Numbers]
+    ) -> bool:
+        """Bind what attends to the tokens that this rank keeps, some rows at a time, where tokens are shared out."""
+        share, shape, ((keeps, _), (part, _), *_) = self._share, self._shape, step.run
+        if not (isinstance(part.kind, Attention) and part.kind.dealt):
+            return False
+        kept, new = share.state[called(keeps.writes.name)], arrays[called(keeps.reads[0].name)]
+        sequences = Span(shape.first, shape.first + shape.sequences)
+        tokens = SharedTokens.of(part.kind, kept, sequences, new, self._last, scales=shape.scales and bool(kept.scales))
+        self._calls.append(tokens.keep)
+        ((_, own_run),) = share.graphs[key_of(step.run, called)].runs
+        if results:  # else nobody reads more than is kept
+            for rows in tiles(Span(0, shape.rows), SEEN_ROWS):
+                inputs, outputs = (
+                    {name: own[:, rows.slice] for name, own in some.items()} for some in (arrays, results)
+                )
+                inputs = {**tokens.whole, **{name: own[:, rows.slice] for name, own in tokens.by_row.items()}, **inputs}
+                self._calls.append(own_run.bound({name: inputs[name] for name in own_run.inputs}, outputs))
+        return True
 
     def _state(
         self, part: Part, called: Called

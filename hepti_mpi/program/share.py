@@ -14,11 +14,11 @@ from hepti_mpi.kernels.backends import ONNXRUNTIME, run_maker
 from hepti_mpi.kernels.kinds.heads import check_width, turning_tables
 from hepti_mpi.kernels.kinds.held import PartRun
 from hepti_mpi.program.source import RunTensors
-from hepti_mpi.program.state import HeadsLayout, KeptHeads, move_heads
+from hepti_mpi.program.state import HeadsLayout, KeptHeads, keeper_of, move_heads
 from solver.base.arrays import Array
 from solver.base.spans import Span, tiles
 from solver.model.kinds.attention import Attention, Rope
-from solver.model.kinds.part import HEAD, ROW, WORD, Part, RankRegion, Value
+from solver.model.kinds.part import ROW, WORD, Part, RankRegion, Value
 from solver.model.kinds.weight import PRECISIONS
 from solver.schedule.places import RankRun, rank_run
 from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep
@@ -129,9 +129,9 @@ class Share(Generic[AnyPasses]):
                 self.graphs[key] = before.graphs[key]
             else:
                 self._lacking[key] = run, leaves
-            for part, region in run:
+            for part, _ in run:
                 if part.recalls:
-                    self._keep(part, region[HEAD], before)
+                    self._keep(part, before)
 
     def _runs(self) -> Iterator[tuple[RankRun, frozenset[str]]]:
         """Yield what this rank computes in passes of one row, and of many: parts, and the values that leave them."""
@@ -173,19 +173,20 @@ class Share(Generic[AnyPasses]):
                     turns = self._turns[part.kind.rope]
         return turns
 
-    def _keep(self, part: Part, heads: Span, before: Share[AnyPasses] | None) -> None:
+    def _keep(self, part: Part, before: Share[AnyPasses] | None) -> None:
         kept, passes = part.reads[1].name, self.passes
-        assert isinstance(part.kind, Attention)
-        if before is not None and kept in before.state and before._heads(kept)[self.rank] == heads:
+        attention, heads, keeper = holds = self._holds(kept)
+        if before is not None and kept in before.state and before._holds(kept) == holds:
             self.state[kept] = before.state[kept]
             return
         self.state[kept] = KeptHeads.empty(
-            part.kind, heads, sequences=passes.sequences, context=passes.context, cache=passes.cache
+            attention, heads, sequences=passes.sequences, context=passes.context, cache=passes.cache, keeper=keeper
         )
 
-    def _heads(self, kept: str) -> Sequence[Span]:
-        """Return the query heads of every rank in the layer of some keys and values."""
-        return next(heads for name, _, heads in self.passes.kept() if name == kept)
+    def _holds(self, kept: str) -> tuple[Attention, Span, int]:
+        """Return the attention of some keys and values, this rank's query heads, and which it is of those who keep."""
+        attention, every = next((own, heads) for name, own, heads in self.passes.kept() if name == kept)
+        return attention, every[self.rank], keeper_of(every, self.rank) if attention.dealt else 0
 
     def move_state(self, before: Share[AnyPasses], kept: Sequence[int], group: Group) -> None:
         """Bring keys and values of all sequences from where they lie under the plan before; a step of all ranks.

@@ -175,15 +175,20 @@ def decoder_tensors(model: Decoder) -> dict[str, Weight]:
     return found | {tensor.name: tensor.weight for tensor in ends if tensor.name not in found}
 
 
-def layer_parts(model: Decoder, number: int, x: Value) -> tuple[list[Part], Value]:
+def layer_parts(model: Decoder, number: int, x: Value, dealt: tuple[int, ...] = ()) -> tuple[list[Part], Value]:
     """Return the parts of a layer that reads these rows of the stream, and the stream after it.
 
     What tensors a block has that none of its parts uses is added where its result joins the stream.
+
+    Parameters
+    ----------
+    dealt
+        As of `BlockKind.among`; none: what is kept of tokens is not shared out.
     """
     stream, parts = model.stream, list[Part]()
     for what, kind in named_blocks(model.layers[number]).items():
         name = f"layers/{number}/{what}"
-        own = kind.parts(name, stream, x)
+        own = (kind.among(dealt) if dealt else kind).parts(name, stream, x)
         used = {tensor.name for part in own for tensor in part.tensors}
         added = tuple(tensor for tensor in kind.tensors(name, stream).values() if tensor.name not in used)
         joined = Join().part(name, stream, x, own[-1].writes, added)

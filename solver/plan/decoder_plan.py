@@ -21,7 +21,7 @@ from solver.base.spans import Partition, Span
 from solver.model.blocks import BlockKind, one_of, tensors_of, total_of
 from solver.model.decoder import Decoder
 from solver.model.kinds.attention import CACHES
-from solver.model.kinds.part import Residual
+from solver.model.kinds.part import HEAD, Residual
 from solver.model.kinds.weight import BLOCK, PRECISIONS
 from solver.plan.plan import Wire
 
@@ -41,6 +41,9 @@ class DecoderStage:
     rows
         Of a prompt's rows, parts of every rank: who has some computes what follows the contexts of these rows; none:
         prompts are cut as tokens are.
+    keys
+        Of every so many tokens, whose keys and values every rank keeps: all of their heads'; none: who has heads keeps
+        theirs, of all tokens.
     outputs
         Of some of these axes: who has which columns of the results of their blocks, instead of summands of all.
     """
@@ -49,18 +52,31 @@ class DecoderStage:
     shares: Mapping[str, Partition]
     rows: tuple[float, ...] = ()
     outputs: Mapping[str, Partition] = field(default_factory=dict)
+    keys: tuple[int, ...] = ()
+
+    @property
+    def dealt(self) -> tuple[int, ...]:
+        """Of every so many tokens, how many each of those keeps who keep some."""
+        return tuple(own for own in self.keys if own)
+
+    def keeper(self, rank: int) -> int:
+        """Return which of those who keep tokens a rank is."""
+        return sum(own > 0 for own in self.keys[:rank])
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Who takes part."""
-        every = zip(*self.shares.values(), *self.outputs.values(), strict=True)
-        return tuple(rank for rank, own in enumerate(every) if any(span.size for span in own))
+        numbers = [
+            *(own.counts for own in (*self.shares.values(), *self.outputs.values())),
+            *[self.keys] * bool(self.keys),
+        ]
+        return tuple(rank for rank, own in enumerate(zip(*numbers, strict=True)) if any(own))
 
     @property
     def structure(self) -> tuple[object, ...]:
         """What the steps of a pass through it follow from."""
         shares = tuple((axis, own.taking) for axis, own in self.shares.items())
-        return self.layers, shares, self.rows, tuple(self.outputs.items())
+        return self.layers, shares, self.rows, tuple(self.outputs.items()), self.keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +176,7 @@ class DecoderPlan:
         for number, stage in enumerate(self.stages):
             self._check_shares(model, number, stage)
             self._check_outputs(model, number, stage)
+            self._check_keys(model, number, stage)
             self._check_rows(number, stage)
         if len(self.words) != ranks or self.words.total != model.vocab:
             raise InfeasiblePlanError(f"{self.words.total} words, {model.name} has {model.vocab}")
@@ -198,6 +215,21 @@ class DecoderPlan:
                 raise InfeasiblePlanError(f"{where} has {partition.total} columns, {model.name} has {model.hidden}")
             unit = model.stream.unit
             _check_units(where, partition, unit, f"which have one scale on thin wires: cut at multiples of {unit}")
+
+    def _check_keys(self, model: Decoder, number: int, stage: DecoderStage) -> None:
+        keys, where = stage.keys, f"stage {number}: keys"
+        if not keys:
+            return
+        if len(keys) != len(self.devices):
+            raise InfeasiblePlanError(f"{where} of {len(keys)} devices, not of {len(self.devices)}")
+        if HEAD not in stage.shares:
+            raise InfeasiblePlanError(f"{where}: {model.name} keeps none there")
+        if min(keys) < 0 or not any(keys):
+            raise InfeasiblePlanError(f"{where} are {list(keys)}: none may be negative, and somebody must have some")
+        if sum(keys) > self.context:
+            raise InfeasiblePlanError(
+                f"{where} are of every {sum(keys)} tokens, the context has room for {self.context}: write fewer"
+            )
 
     def _check_rows(self, number: int, stage: DecoderStage) -> None:
         if not stage.rows:

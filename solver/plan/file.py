@@ -25,7 +25,7 @@ from solver.model.convnet import ConvNet
 from solver.model.decoder import Decoder
 from solver.model.kinds.attention import CACHES, Attention
 from solver.model.kinds.every import KINDS
-from solver.model.kinds.part import WORD
+from solver.model.kinds.part import KEY, WORD
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan import old_files
 from solver.plan.decoder_plan import ROWS_BY_MPI, WIRES, DecoderPlan, DecoderPrediction, DecoderStage, kind_names
@@ -205,7 +205,7 @@ def _block(name: str, entry: PlanFields, devices: int) -> BlockPlan:
     several = {"to_rows": (unit, "rows"), OUTPUT: (unit, OUTPUT), "grid": (unit, OUTPUT, "rows"), "whole": ()}
     axes = several.get(word, (word,))
     left = ("rows",) * (word in (unit, OUTPUT))  # where devices have rows behind it; else all have all
-    own = ("keys",) * (word == "rows" and name == Attention.name) + ("groups",) * (word == "to_rows")
+    own = (KEY,) * (word == "rows" and name == Attention.name) + ("groups",) * (word == "to_rows")
     entry.only("cut", *axes, *left, "route", *own)
     by_rows = "rows" in (*axes, *entry.table)
 
@@ -220,8 +220,8 @@ def _block(name: str, entry: PlanFields, devices: int) -> BlockPlan:
         norm=StreamLayout.ROWS if by_rows else StreamLayout.COLS if word == "sub_blocks" else StreamLayout.FULL,
         rows=parts_of_one(entry.numbers("rows", devices)) if by_rows else None,
         route=Route(entry.word("route", tuple(Route), Route.DIRECT)),
-        keys=tuple(Keys(entry.known(way, "keys", tuple(Keys))) for way in entry.several("keys", str))
-        if "keys" in entry
+        keys=tuple(Keys(entry.known(way, KEY, tuple(Keys))) for way in entry.several(KEY, str))
+        if KEY in entry
         else None,
         groups=entry.count("groups", 1, least=1),
     )
@@ -293,16 +293,19 @@ def _decoder_stage(run: PlanFields, crew: Sequence[str], devices: Sequence[str],
         raise run.error(f"there is no block: write what its layers consist of, of {', '.join(KINDS)}")
     shares: dict[str, Partition] = {}
     outputs: dict[str, Partition | None] = {}
+    keys: tuple[int, ...] = ()
     for name in blocks:
         axis = KINDS[name].axis
         word, entry = run.sub(name).cut((axis, OUTPUT))
-        entry.only("cut", axis, *[OUTPUT] * (word == OUTPUT))
+        entry.only("cut", axis, *[OUTPUT] * (word == OUTPUT), *[KEY] * (name == Attention.name))
+        if KEY in entry:
+            keys = _shared(entry, KEY, crew, devices).counts
         shared = _shared(entry, axis, crew, devices)
         output = _shared(entry, OUTPUT, crew, devices) if word == OUTPUT else None
         if shares.setdefault(axis, shared) != shared or outputs.setdefault(axis, output) != output:
             raise run.error(f"{name} is shared out otherwise than a block before it, also by {axis}: write the same")
     rows = _over(devices, crew, run.numbers("rows", len(crew))) if "rows" in run else ()
-    return DecoderStage(layers, shares, rows, {axis: own for axis, own in outputs.items() if own is not None})
+    return DecoderStage(layers, shares, rows, {axis: own for axis, own in outputs.items() if own is not None}, keys)
 
 
 def _shared(entry: PlanFields, axis: str, crew: Sequence[str], devices: Sequence[str]) -> Partition:

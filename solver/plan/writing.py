@@ -11,7 +11,9 @@ from solver.base.spans import Partition, Span
 from solver.model.blocks import Cut
 from solver.model.convnet import ConvNet
 from solver.model.decoder import Decoder
+from solver.model.kinds.attention import Attention
 from solver.model.kinds.every import KINDS
+from solver.model.kinds.part import KEY
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, kind_names
 from solver.plan.file import FORMAT, OF_LANGUAGE_MODELS, OUTPUT, SEGMENT_CUTS, AnyPlan, parts_of_one
 from solver.plan.plan import BlockPlan, Plan, Stage, cut_word
@@ -85,7 +87,7 @@ def _block(block: BlockPlan, rows: int) -> dict[str, Any]:
         table["rows"] = _whole(block.rows, Partition.of_shares(block.rows, rows).counts if rows else block.rows)
     table |= {} if block.route is Route.DIRECT else {"route": str(block.route)}
     table |= {"groups": block.groups} if block.groups > 1 else {}
-    return table | ({} if block.keys is None else {"keys": list(map(str, block.keys))})
+    return table | ({} if block.keys is None else {KEY: list(map(str, block.keys))})
 
 
 def _segment(segment: Segment, net: ConvNet | None) -> dict[str, Any]:
@@ -104,7 +106,7 @@ def _decoder_stages(plan: DecoderPlan, model: Decoder) -> list[dict[str, Any]]:
         crew = _crew(plan, stage)
         run = {
             "layers": _ends(stage.layers),
-            **{name: _block_of(crew, stage, KINDS[name].axis) for name in kind_names(model, stage.layers)},
+            **{name: _block_of(crew, stage, name) for name in kind_names(model, stage.layers)},
             **({"rows": _of(crew, stage.rows)} if stage.rows else {}),
         }
         devices = _of(crew, plan.devices)
@@ -112,11 +114,13 @@ def _decoder_stages(plan: DecoderPlan, model: Decoder) -> list[dict[str, Any]]:
     return tables
 
 
-def _block_of(crew: list[int], stage: DecoderStage, axis: str) -> dict[str, Any]:
+def _block_of(crew: list[int], stage: DecoderStage, name: str) -> dict[str, Any]:
+    axis = KINDS[name].axis
     shared = {axis: _of(crew, stage.shares[axis].counts)}
     if axis in stage.outputs:
         shared[OUTPUT] = _of(crew, stage.outputs[axis].counts)
-    return {"cut": [*shared][-1], **shared}
+    table = {"cut": [*shared][-1], **shared}
+    return table | ({KEY: _of(crew, stage.keys)} if stage.keys and name == Attention.name else {})
 
 
 def _whole(shares: Sequence[float], counts: Sequence[float]) -> list[float]:
@@ -127,7 +131,8 @@ def _whole(shares: Sequence[float], counts: Sequence[float]) -> list[float]:
 def _crew(plan: DecoderPlan, stage: DecoderStage) -> list[int]:
     """Return the ranks that have anything of a stage; of the last one also those that have words."""
     words = plan.words.counts * (stage is plan.stages[-1])
-    numbers = [*(own.counts for own in (*stage.shares.values(), *stage.outputs.values())), stage.rows, words]
+    shared = (own.counts for own in (*stage.shares.values(), *stage.outputs.values()))
+    numbers = [*shared, stage.keys, stage.rows, words]
     return [rank for rank in range(len(plan.devices)) if any(own[rank] for own in numbers if own)]
 
 

@@ -61,6 +61,8 @@ class PlacedPart:
     def cut(self, spans: Mapping[tuple[int, str], Spans]) -> PlacedPart:
         """Return it with these spans of its stage and axis, if there are any."""
         found = spans.get((self.stage, self.share or self.axis))
+        if found is not None and self.part.along is not None:
+            found = self.part.along[2](found)
         return self if found is None else replace(self, spans=found)
 
     @property

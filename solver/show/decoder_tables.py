@@ -223,6 +223,7 @@ def print_shares_map(console: Console, found: PricedDecoder) -> None:
         for stage in found.plan.stages
         for axis, columns in stage.outputs.items()
     ]
+    rows += [(_layers(stage), "tokens' keys", stage.keys) for stage in found.plan.stages if stage.keys]
     rows += [(_layers(stage), "prompts' rows", stage.rows) for stage in found.plan.stages if stage.rows]
     rows.append(("", f"{found.plan.words.total} words", found.plan.words.counts))
     layers, shared = (max(len(str(row[place])) for row in rows) for place in (0, 1))

@@ -20,11 +20,12 @@ MIXED = "mixed"
 BACKENDS = (ONNXRUNTIME, "numpy", MIXED)
 
 
-def random_plan(world, model, rng, *, stages=1, rows_from=0, outputs=(), **facts):
+def random_plan(world, model, rng, *, stages=1, rows_from=0, outputs=(), keys=0, **facts):
     """Return a plan with shares of any size, also none; every rank is in one stage at most.
 
     `rows_from`: passes of so many rows are cut by rows; 0: none is. `outputs`: of these axes blocks' results are cut by
-    columns.
+    columns. `keys`: of every so many tokens some are kept by each who has a share of a stage, or by nobody else; 0:
+    none is shared out.
     """
     ranks = range(world.size)
     stages = min(stages, world.size, len(model.layers))
@@ -53,6 +54,8 @@ def random_plan(world, model, rng, *, stages=1, rows_from=0, outputs=(), **facts
         )
         for n, own in enumerate(layers)
     )
+    if keys:
+        made = tuple(replace(own, keys=cut(keys, number, 1).counts) for number, own in enumerate(made))
     if rows_from:
         made = tuple(replace(own, rows=row_parts(own.ranks)) for own in made)
     words = [rng.random() * (rank in made[-1].ranks) for rank in ranks]

@@ -140,6 +140,12 @@ def decoder_plans(draw, model, max_ranks=4):
             dataclasses.replace(stage, outputs={axis: over(crew, model.hidden, BLOCK) for axis in outputs})
             for crew, stage in zip(crews, stages, strict=True)
         ]
+    context = draw(st.integers(1, 512))
+    if draw(st.booleans()):
+        stages = [
+            dataclasses.replace(stage, keys=over(crew, draw(st.integers(1, context))).counts)
+            for crew, stage in zip(crews, stages, strict=True)
+        ]
     if rows_from:
         stages = [dataclasses.replace(stage, rows=over(stage.ranks, 7).counts) for stage in stages]
     seconds, counts = [st.floats(0, 1e6)] * 4, st.integers(0, 10**12)
@@ -151,7 +157,7 @@ def decoder_plans(draw, model, max_ranks=4):
         over(stages[-1].ranks, model.vocab),
         wire=draw(st.sampled_from(WIRES)),
         cache=draw(st.sampled_from(["float32", "int8"])),
-        context=draw(st.integers(1, 512)),
+        context=context,
         sequences=draw(st.integers(1, 9)),
         two_steps_from=draw(st.integers(1, ROWS_BY_MPI)),
         rows_from=rows_from,

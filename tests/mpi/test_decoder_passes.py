@@ -22,7 +22,7 @@ from tests.kit.decoders import MODELS, Weights, logits, small_model
 from tests.kit.placed import shorten
 from tests.kit.sized import sized
 
-CUTS = {"summands": {}, "rows": {"rows_from": 8}, "columns": {"outputs": (HEAD, FFN)}}  # as of `random_plan`
+CUTS = {"summands": {}, "rows": {"rows_from": 8}, "columns": {"outputs": (HEAD, FFN)}, "keys": {"keys": 9}}
 CHUNKS = (17, 1, 1, 5, 16)  # of rows: a prefill, tokens, what a guess is checked with, a prefill behind others
 
 
@@ -87,6 +87,23 @@ def test_blocks_whose_results_are_cut_by_columns_have_the_same_logits(name, seed
     tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
     outputs = ((FFN,), (HEAD,), (HEAD, FFN))[seed % 3]
     plan = random_plan(world, weights.model, rng, stages=1 + seed % 2, outputs=outputs, rows_from=rows_from)
+
+    found = on_ranks(world, weights, plan, in_chunks(weights, tokens), backend=backend)
+
+    expected = logits(weights, tokens)
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "backend", "keys"), sized(sweeps.cycled(16, MODELS, sweeps.seeds(2, 20), BACKENDS, (5, 64, 31)), 4)
+)
+def test_keys_that_are_shared_out_by_tokens_give_the_same_logits(name, seed, backend, keys, world):
+    """Every few tokens, or the context as a whole; beside results by columns, and prompts by rows, too."""
+    rng = np.random.default_rng([6, seed, keys])
+    weights = Weights(replace(MODELS[name], hidden=96), seed)
+    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    also = ({}, {"outputs": (HEAD,)}, {"rows_from": 16}, {"outputs": (FFN,)})[int(rng.integers(4))]
+    plan = random_plan(world, weights.model, rng, stages=1 + seed % 2, keys=keys, **also)
 
     found = on_ranks(world, weights, plan, in_chunks(weights, tokens), backend=backend)
 
@@ -205,11 +222,20 @@ def test_thin_wires_cost_little(wire, within, world):
     assert np.abs(found - expected).max() < within * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(("name", "stages"), [("llama", 1), ("gemma2", 2), ("llama", 3)])
-def test_several_sequences_in_one_pass_do_not_feel_each_other(name, stages, world):
+@pytest.mark.parametrize(
+    ("name", "stages", "cuts"),
+    [
+        ("llama", 1, "summands"),
+        ("gemma2", 2, "summands"),
+        ("llama", 3, "columns"),
+        ("llama", 1, "keys"),
+        ("gemma2", 2, "keys"),
+    ],
+)
+def test_several_sequences_in_one_pass_do_not_feel_each_other(name, stages, cuts, world):
     """Nor where each stage computes some of them while others compute the rest."""
     rng = np.random.default_rng(3)
-    weights = Weights(MODELS[name])
+    weights = Weights(replace(MODELS[name], hidden=96))
     model = weights.model
     texts = [[int(token) for token in rng.integers(0, model.vocab, size)] for size in (9, 20, 1)]
 
@@ -223,7 +249,7 @@ def test_several_sequences_in_one_pass_do_not_feel_each_other(name, stages, worl
             embed([5], len(text), stream[place])
         return ranks.compute(0, stream, [len(text) for text in texts], chosen=1, count=2)
 
-    best = on_ranks(world, weights, random_plan(world, model, rng, stages=stages), lead)
+    best = on_ranks(world, weights, random_plan(world, model, rng, stages=stages, **CUTS[cuts]), lead)
 
     for place, text in enumerate(texts):
         expected = logits(weights, [*text, 5])[-1]
@@ -231,7 +257,8 @@ def test_several_sequences_in_one_pass_do_not_feel_each_other(name, stages, worl
         assert best.logits[place] == pytest.approx(np.sort(expected)[:-3:-1], rel=1e-5)
 
 
-def test_what_is_forgotten_is_overwritten(world):
+@pytest.mark.parametrize("cuts", ["summands", "keys"])
+def test_what_is_forgotten_is_overwritten(cuts, world):
     """A guess that was wrong leaves keys behind: the next pass starts before them."""
     rng = np.random.default_rng(4)
     weights = Weights(MODELS["qwen3"])
@@ -244,6 +271,6 @@ def test_what_is_forgotten_is_overwritten(world):
             best = ranks.compute(0, stream, [start], chosen=1, count=1)
         return best
 
-    best = on_ranks(world, weights, random_plan(world, weights.model, rng), lead)
+    best = on_ranks(world, weights, random_plan(world, weights.model, rng, **CUTS[cuts]), lead)
 
     assert best.ids[0, 0] == logits(weights, tokens)[-1].argmax()

@@ -13,8 +13,12 @@ from solver.model.kinds.part import Part, RankRegion
 # By a part's role.
 NODES: Mapping[str, AddNodes] = {
     "keys": attention.add_keys,
+    "new keys": attention.add_new_keys,
     "queries": attention.add_queries,
+    "kept": attention.add_kept,
     "contexts": attention.add_contexts,
+    "partial contexts": attention.add_partial_contexts,
+    "joined contexts": attention.add_joined_contexts,
     "output": attention.add_output,
     "up": mlp.add_up,
     "down": mlp.add_down,

@@ -26,6 +26,8 @@ from solver.model.precision import FLOAT32, Precision
 
 # Axes, as plans and tables call them. NUMBER is what lies side by side in the unit of another axis, and is never cut.
 ROW, HIDDEN, HEAD, KV, FFN, WORD, NUMBER = "rows", "hidden", "heads", "kv heads", "columns", "words", "numbers"
+KEY = "keys"  # who keeps which tokens' keys and values; a unit is a rank that keeps some
+PAIR = "keys and values"  # of two, side by side
 WHOLE = "whole"  # in place of an axis: everyone who takes part computes all of it
 
 Spans = NDArray[np.int64]  # [..., 2]
@@ -202,6 +204,9 @@ class Part:
         By a value's name and an axis of it: where a region reaches, if neither is so.
     cut
         Whether ranks cut it along the axis of its kind; else it is computed where it is read.
+    along
+        Along what it is cut always, if anything: the axis, the one whose shares a plan says, and how spans of it follow
+        from these.
     rounds
         By an axis: what comes out where a region is wanted, if that is more (whole groups of channels).
     sure
@@ -218,6 +223,7 @@ class Part:
     tensors: tuple[PartTensor, ...] = ()
     reach: Mapping[tuple[str, str], Reaching] = field(default_factory=dict)
     cut: bool = False
+    along: tuple[str, str, Callable[[Spans], Spans]] | None = None
     rounds: Mapping[str, Reaching] = field(default_factory=dict)
     sure: bool = False
 

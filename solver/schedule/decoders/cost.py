@@ -22,7 +22,8 @@ from solver.cluster.curves import Floats, Kernel
 from solver.cluster.decoder_curves import DecoderPart, DecoderSpeeds
 from solver.model.blocks import BlockKind, parts_of
 from solver.model.decoder import Decoder
-from solver.model.kinds.part import HIDDEN, ROW, Part, Region
+from solver.model.kinds.attention import FROM
+from solver.model.kinds.part import HIDDEN, KEY, ROW, Part, Region
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage
 from solver.plan.plan import Wire
@@ -329,6 +330,9 @@ def _of_block(s: DecoderSetting, behind: int, some: Sequence[tuple[Part, Region]
     """Return the seconds of some parts of a block, [n, p]."""
     parts = [part for part, _ in some]
     units = {axis: lengths(spans) for _, region in some for axis, spans in region.items()}
+    for part, region in some:
+        if part.recalls and KEY in region:
+            units[FROM] = region[KEY][..., 0]
     known = s.kept.setdefault((tuple(part.role for part in parts), parts[0].kind, behind), {})
     table = np.stack(np.broadcast_arrays(*units.values()), -1)
     found, rows = np.zeros(table.shape[:-1]), list(units).index(ROW)

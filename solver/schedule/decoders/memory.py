@@ -15,10 +15,11 @@ from solver.base.spans import Span
 from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
 from solver.model.blocks import BlockKind, parts_of, tensors_of, total_of
 from solver.model.decoder import Decoder
+from solver.model.kinds.attention import SEEN_ROWS, Attention
 from solver.model.kinds.part import WORD, PartTensor, TensorUse
 from solver.model.kinds.weight import PRECISIONS
 from solver.model.precision import Precision
-from solver.plan.decoder_plan import DecoderPlan
+from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.plan.plan import Wire
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.passes import DecoderPasses
@@ -115,6 +116,19 @@ def cache_bytes(kind: BlockKind, units: Mapping[str, int], cache: str, tokens: i
     return kind.kept_numbers(units) * tokens * NUMBER_BYTES[cache]
 
 
+def shared_bytes(model: Decoder, kind: BlockKind, plan: DecoderPlan, stage: DecoderStage, rank: int) -> tuple[int, int]:
+    """Return what a block keeps of a rank's tokens where these are shared out, and what it takes to attend to them.
+
+    That is scores, of some rows at a time, as they are, hidden and as powers; and keys and values in float32.
+    """
+    if not isinstance(kind, Attention) or not stage.keys[rank]:
+        return 0, 0
+    room, units = kind.among(stage.dealt).kept_by(stage.keeper(rank), plan.context), whole_units(model, kind)
+    rows = max(min(CHUNK_ROWS, plan.context, SEEN_ROWS), plan.sequences)
+    numbers = 3 * rows * kind.heads + 2 * kind.kv_heads * kind.head_dim
+    return cache_bytes(kind, units, plan.cache, room * plan.sequences), FLOAT_BYTES * numbers * room
+
+
 def whole_units(model: Decoder, kind: BlockKind) -> dict[str, int]:
     """Return how many units of every axis a block has."""
     return kind.units(Span(0, total_of(kind, model.stream)))
@@ -180,7 +194,7 @@ def _of_rank(
     model: Decoder, plan: DecoderPlan, rank: int, precision: Precision, numbers: int | None = None
 ) -> RankMemory:
     """Return what a rank needs that has so many numbers of values in a pass; None: at the most."""
-    weights, cache, width, shared = 0, 0, 0, 0
+    weights, cache, width, shared, seen = 0, 0, 0, 0, 0
     tokens = plan.context * plan.sequences
     for stage in plan.stages:
         if rank not in stage.ranks:
@@ -192,7 +206,11 @@ def _of_rank(
                 units = kind.units(stage.shares[kind.axis][rank])
                 output = stage.outputs[kind.axis][rank].size if kind.axis in stage.outputs else None
                 weights += layers * block_bytes(model, kind, units, precision, output)
-                cache += layers * cache_bytes(kind, units, plan.cache, tokens)
+                if stage.keys:
+                    kept, scores = shared_bytes(model, kind, plan, stage, rank)
+                    cache, seen = cache + layers * kept, max(seen, scores)
+                else:
+                    cache += layers * cache_bytes(kind, units, plan.cache, tokens)
                 width = max(width, kind.made_columns(units))
                 if stage.rows and stage.rows[rank]:
                     weights += layers * rows_bytes(model, kind, precision)
@@ -203,7 +221,8 @@ def _of_rank(
     embedding = embedding_bytes(model) if rank == 0 else 0
     if not weights and not embedding:
         return RankMemory(0, 0, 0, 0)
-    return RankMemory(weights, embedding, cache, work_bytes(model, plan, width, words, shared=shared, numbers=numbers))
+    work = seen + work_bytes(model, plan, width, words, shared=shared, numbers=numbers)
+    return RankMemory(weights, embedding, cache, work)
 
 
 def decoder_lacks(cluster: Cluster, memory: tuple[RankMemory, ...]) -> str:

@@ -14,7 +14,8 @@ import numpy as np
 
 from solver.base.spans import Partition, Span
 from solver.model.decoder import STREAM, Decoder, head_parts, layer_parts
-from solver.model.kinds.part import HIDDEN, NUMBER, ROW, WHOLE, WORD, Part, Spans, Value, whole
+from solver.model.kinds.attention import PARTIAL
+from solver.model.kinds.part import HIDDEN, KEY, NUMBER, ROW, WHOLE, WORD, Part, Spans, Value, whole
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.regions import some_have, spans_of, taking
 from solver.schedule.schedule import (
@@ -35,7 +36,7 @@ FACTS = 9
 OWN, CANDIDATE_NUMBERS = 2, 3  # what a rank tells of itself after a pass, float64, and of a row's likeliest word
 BY_RANK_0 = ("tokens", "candidates")  # exchanges
 STREAM_NAME, SUM = "stream", "sum of"
-EXACT_NAMES = (STREAM_NAME, *BY_RANK_0)  # of exchanges whose numbers do not travel as the plan's wire says
+EXACT_NAMES = (STREAM_NAME, PARTIAL, *BY_RANK_0)  # of exchanges whose numbers do not travel as the plan's wire says
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,11 +86,14 @@ class StageCuts:
         Whether what follows contexts is cut by rows.
     outputs
         Along which axes blocks are cut whose results are cut by columns.
+    dealt
+        As of `BlockKind.among`.
     """
 
     layers: Span
-    by_rows: bool
-    outputs: frozenset[str]
+    by_rows: bool = False
+    outputs: frozenset[str] = frozenset()
+    dealt: tuple[int, ...] = ()
 
 
 def stages_of(plan: DecoderPlan, rows: int) -> tuple[StageCuts, ...]:
@@ -97,7 +101,7 @@ def stages_of(plan: DecoderPlan, rows: int) -> tuple[StageCuts, ...]:
     found = []
     for stage in plan.stages:
         by_rows = bool(stage.rows) and rows >= plan.rows_from
-        found.append(StageCuts(stage.layers, by_rows, frozenset(() if by_rows else stage.outputs)))
+        found.append(StageCuts(stage.layers, by_rows, frozenset(() if by_rows else stage.outputs), stage.dealt))
     return tuple(found)
 
 
@@ -118,13 +122,13 @@ def pass_parts(
     names = {STREAM: STREAM_NAME}
     for number, stage in enumerate(stages):
         for span in _runs(model, stage.layers) if folded else _each(stage.layers):
-            parts, x = layer_parts(model, span.start, x)
+            parts, x = layer_parts(model, span.start, x, stage.dealt)
             placed = _placed(parts, number, stage)
             layers.append((span, placed))
             names |= {own.part.writes.name: _brings(own) for own in placed}
         if number + 1 < len(stages):
             names[x.name] = STREAM_NAME
-    layers.append((NOWHERE, _placed(head_parts(model, x), len(stages) - 1, StageCuts(NOWHERE, False, frozenset()))))
+    layers.append((NOWHERE, _placed(head_parts(model, x), len(stages) - 1, StageCuts(NOWHERE))))
     every = [placed for _, some in layers for placed in some]
     read = read_rows(every, {every[-1].part.writes.name: Span(rows - chosen, rows)})
     left = {placed.part.name: placed for placed in read}
@@ -139,6 +143,8 @@ def planned(parts: PassParts, plan: DecoderPlan) -> tuple[AnyStep, ...]:
         spans[number, WHOLE] = taking(stage.ranks, ranks) * whole(1)
         if stage.rows:
             spans[number, ROW] = _spans([Partition.of_shares(stage.rows, parts.begin.shape[0])])
+        if stage.keys:
+            spans[number, KEY] = _spans([Partition.of_counts(int(own > 0) for own in stage.keys)])
         for axis, columns in stage.outputs.items():
             spans[number, output_of(axis)] = -(-_spans([columns]) // parts.begin.shape[-1])
     layers = [(span, [placed.cut(spans) for placed in some]) for span, some in parts.layers]
@@ -203,13 +209,16 @@ def _placed(parts: Sequence[Part], stage: int, cuts: StageCuts) -> list[PlacedPa
     before = ROW
     for part in parts:
         axis, share = WITH_READER, ""
-        if part.name in outputs:
+        if part.along is not None:
+            axis, share, _ = part.along
+        elif part.name in outputs:
             axis, share = HIDDEN, output_of(part.kind.axis)
         elif part.cut:
             axis = ROW if cuts.by_rows else part.kind.axis
         elif part.writes.name in summed or (cuts.by_rows and part.recalls):
             axis = part.kind.axis
-        begins = axis in (WHOLE, HIDDEN) or (cuts.by_rows and axis != before)
+        over = KEY in (axis, before) or (cuts.by_rows and (axis == ROW) != (before == ROW))
+        begins = axis != WITH_READER and (over or axis in (WHOLE, HIDDEN))
         found.append(PlacedPart(part, axis, begins=begins, stage=stage, share=share))
         before = before if axis == WITH_READER else axis
     return found

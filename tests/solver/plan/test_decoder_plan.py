@@ -21,6 +21,7 @@ def test_a_plan_that_fits_is_taken():
     outputs = {HEAD: Partition.of_counts([96, 0, 0]), FFN: Partition.of_counts([0, 64, 32])}
     by_columns = replace(STAGE, shares=shares([1, 5, 0], [60, 4, 32]), outputs=outputs)
     replace(PLAN, precision="int4", stages=(by_columns,)).check(model(hidden=96), 3)
+    replace(PLAN, stages=(replace(STAGE, keys=(0, 60, 4)),)).check(model(), 3)
     replace(PLAN, rows_from=8, stages=(replace(STAGE, rows=(1, 0, 3)),)).check(model(), 3)
     whole_on(model(), DEVICES, 1, context=64).check(model(), 3)
 
@@ -38,6 +39,9 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_number(kept):
         {"stages": (replace(STAGE, outputs={FFN: Partition.of_counts([64, 0, 0])}),)},
         {"stages": (replace(STAGE, outputs={HEAD: Partition.of_counts([40, 24, 32])}),)},
         {"stages": (replace(STAGE, outputs={"experts": Partition.of_counts([64, 0, 32])}),)},
+        {"stages": (replace(STAGE, keys=(3, 1)),)},
+        {"stages": (replace(STAGE, keys=(3, -1, 0)),)},
+        {"stages": (replace(STAGE, keys=(60, 0, 5)),)},
         {"stages": (replace(STAGE, shares={**STAGE.shares, "experts": Partition.of_counts([1, 0, 0])}),)},
         {"stages": (replace(STAGE, shares={HEAD: STAGE.shares[HEAD]}),)},
         {"rows_from": 8, "stages": (replace(STAGE, rows=(1, 1)),)},

@@ -94,7 +94,7 @@ LANGUAGE_MODEL = {
             "runs": [
                 {
                     "layers": [0, 3],
-                    "attention": {"cut": "heads", "heads": [8, 24]},
+                    "attention": {"cut": "heads", "heads": [8, 24], "keys": [64, 128]},
                     "mlp": {"cut": "columns", "columns": [2048, 6144]},
                     "rows": [0.3, 0.7],
                 }
@@ -166,7 +166,9 @@ def test_a_language_model_by_hand_has_what_is_written():
     """Who is in no stage of a layer has nothing of it; words are the last stage's."""
     plan = load(BY_HAND["language model"], LANGUAGE_MODEL)
 
-    assert plan.stages[0] == DecoderStage(Span(0, 3), shares([8, 24, 0], [2048, 6144, 0]), (0.3, 0.7, 0))
+    assert plan.stages[0] == DecoderStage(
+        Span(0, 3), shares([8, 24, 0], [2048, 6144, 0]), (0.3, 0.7, 0), keys=(64, 128, 0)
+    )
     assert plan.stages[1].shares[HEAD].counts == (0, 0, 32)
     assert plan.stages[1].outputs == {FFN: Partition.of_counts([0, 0, 2048])}
     assert plan.words.counts == (0, 0, 128256)
@@ -314,7 +316,8 @@ OF_LANGUAGE_MODELS = [
     (("head", "words"), [1, 128255]), (("head", "cut"), "rows"), (("head", "heads"), [1]), (("devices",), ["pi-0"]),
     (("stages", 0, "sublayers"), [0, 5]), ((*FIRST, "tokens"), [1, 1]), ((*FIRST, "attention"),), ((*FIRST, "mlp"),),
     ((*FIRST, "rows"), [1, -1]), ((*FIRST, "rows"), [1]), ((*ATTENTION, "heads"), [32]),
-    ((*ATTENTION, "heads"), [33, -1]), ((*ATTENTION, "cut"), "rows"), ((*ATTENTION, "route"), "ring"),
+    ((*ATTENTION, "heads"), [33, -1]), ((*ATTENTION, "keys"), [0, 0]), ((*ATTENTION, "keys"), ["projected"] * 2),
+    ((*MLP, "keys"), [64, 128]), ((*ATTENTION, "cut"), "rows"), ((*ATTENTION, "route"), "ring"),
     ((*MLP, "columns"), [8192.0, 0]), ((*MLP, "output"), [2048, 0]), ((*MLP, "cut"), "output"),
     ((*FIRST, "layers"), [0]), ((*FIRST, "layers"), [3, 3]), (("predicted",), {"token_s": 1}),
 ]  # fmt: skip
