@@ -18,7 +18,7 @@ from hepti_mpi.program.state import HeadsLayout, KeptHeads, keeper_of, move_head
 from solver.base.arrays import Array
 from solver.base.spans import Span, tiles
 from solver.model.kinds.attention import Attention, Rope
-from solver.model.kinds.part import ROW, WORD, Part, RankRegion, Value
+from solver.model.kinds.part import HEAD, ROW, WORD, Part, RankRegion, Value
 from solver.model.kinds.weight import PRECISIONS
 from solver.schedule.places import RankRun, rank_run
 from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep
@@ -129,9 +129,9 @@ class Share(Generic[AnyPasses]):
                 self.graphs[key] = before.graphs[key]
             else:
                 self._lacking[key] = run, leaves
-            for part, _ in run:
+            for part, region in run:
                 if part.recalls:
-                    self._keep(part, before)
+                    self._keep(part, region[HEAD], before)
 
     def _runs(self) -> Iterator[tuple[RankRun, frozenset[str]]]:
         """Yield what this rank computes in passes of one row, and of many: parts, and the values that leave them."""
@@ -173,9 +173,9 @@ class Share(Generic[AnyPasses]):
                     turns = self._turns[part.kind.rope]
         return turns
 
-    def _keep(self, part: Part, before: Share[AnyPasses] | None) -> None:
+    def _keep(self, part: Part, heads: Span, before: Share[AnyPasses] | None) -> None:
         kept, passes = part.reads[1].name, self.passes
-        attention, heads, keeper = holds = self._holds(kept)
+        attention, _, keeper = holds = self._holds(kept)
         if before is not None and kept in before.state and before._holds(kept) == holds:
             self.state[kept] = before.state[kept]
             return
@@ -206,9 +206,12 @@ class Share(Generic[AnyPasses]):
 
 
 def _words(run: RankRun, precision: str) -> list[Span]:
-    """Return the words of each graph of a run; of one without words there is one graph."""
+    """Return the words of each graph of a run; of one without a matrix of words there is one graph.
+
+    Of summands of all words, too: they lie side by side.
+    """
     part, region = run[-1]
-    if WORD not in region:
-        return [Span(0, 1)]
+    if part.role != "logits" or not part.tensors:
+        return [region.get(WORD, Span(0, 1))]
     _, width = next(tensor.weight.shape for tensor in part.tensors if tensor.axis == WORD)
     return tiles(region[WORD], max(1, HEAD_BYTES * 8 // (width * PRECISIONS[precision].of_words.bits)))

@@ -197,6 +197,7 @@ def layer_parts(model: Decoder, number: int, x: Value, dealt: tuple[int, ...] = 
     return parts, x
 
 
-def head_parts(model: Decoder, x: Value) -> tuple[Part, ...]:
-    """Return the part that makes logits of rows of the stream."""
-    return model.head_block.parts("head", model.stream, x)
+def head_parts(model: Decoder, x: Value, *, summed: bool = False) -> tuple[Part, ...]:
+    """Return what makes logits of rows of the stream; `summed`: where ranks have summands of them."""
+    head = model.head_block
+    return (head.summed_parts if summed else head.parts)("head", model.stream, x)

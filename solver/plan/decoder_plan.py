@@ -116,6 +116,9 @@ class DecoderPlan:
         Cover the layers.
     words
         Rows of the head a rank; only ranks of the last stage have any.
+    hidden
+        Columns of the head a rank, where these are shared out: its summands of all logits go to who has the words;
+        None: who has words has all columns of them.
     wire
         How summands travel.
     precision, cache
@@ -146,13 +149,14 @@ class DecoderPlan:
     sequences: int = 1
     two_steps_from: int = ROWS_BY_MPI
     rows_from: int = 0
+    hidden: Partition | None = None
     predicted: DecoderPrediction | None = None
 
     @property
     def structure(self) -> tuple[object, ...]:
         """What the steps of a pass follow from: who has some of what, how much or little it may be."""
         stages = tuple(stage.structure for stage in self.stages)
-        return stages, self.words.taking, self.two_steps_from, self.rows_from, self.sequences
+        return stages, self.words.taking, self.hidden, self.two_steps_from, self.rows_from, self.sequences
 
     def check(self, model: Decoder, ranks: int) -> None:
         """Refuse a plan that does not fit a model and a number of ranks.
@@ -180,9 +184,11 @@ class DecoderPlan:
             self._check_rows(number, stage)
         if len(self.words) != ranks or self.words.total != model.vocab:
             raise InfeasiblePlanError(f"{self.words.total} words, {model.name} has {model.vocab}")
-        idle = [rank for rank, words in enumerate(self.words) if words.size and rank not in self.stages[-1].ranks]
-        if idle:
-            raise InfeasiblePlanError(f"{self.devices[idle[0]]} has words, and no share of the last stage")
+        self._check_hidden(model)
+        for what, shared in (("words", self.words), ("columns of the head", self.hidden or ())):
+            idle = [rank for rank, own in enumerate(shared) if own.size and rank not in self.stages[-1].ranks]
+            if idle:
+                raise InfeasiblePlanError(f"{self.devices[idle[0]]} has {what}, and no share of the last stage")
         if not 1 <= self.context <= model.positions:
             raise InfeasiblePlanError(f"a context of {self.context} tokens, {model.name} has {model.positions}")
 
@@ -208,13 +214,21 @@ class DecoderPlan:
         for axis, partition in stage.outputs.items():
             if axis not in stage.shares:
                 raise InfeasiblePlanError(f"stage {number}: output of {axis}, of which there are no shares")
-            where = f"stage {number}: output of {axis}"
-            if len(partition) != len(self.devices):
-                raise InfeasiblePlanError(f"{where} of {len(partition)} devices, not of {len(self.devices)}")
-            if partition.total != model.hidden:
-                raise InfeasiblePlanError(f"{where} has {partition.total} columns, {model.name} has {model.hidden}")
-            unit = model.stream.unit
-            _check_units(where, partition, unit, f"which have one scale on thin wires: cut at multiples of {unit}")
+            self._check_columns(f"stage {number}: output of {axis}", model, partition)
+
+    def _check_hidden(self, model: Decoder) -> None:
+        if self.hidden is not None:
+            self._check_columns("head: hidden", model, self.hidden)
+
+    def _check_columns(self, where: str, model: Decoder, partition: Partition) -> None:
+        """Refuse columns of the stream that are not all of them, or cut within what goes together."""
+        if len(partition) != len(self.devices):
+            raise InfeasiblePlanError(f"{where} of {len(partition)} devices, not of {len(self.devices)}")
+        if partition.total != model.hidden:
+            raise InfeasiblePlanError(f"{where} has {partition.total} columns, {model.name} has {model.hidden}")
+        unit = model.stream.unit
+        why = f"which have one scale on thin wires and in blocks: cut at multiples of {unit}"
+        _check_units(where, partition, unit, why)
 
     def _check_keys(self, model: Decoder, number: int, stage: DecoderStage) -> None:
         keys, where = stage.keys, f"stage {number}: keys"

@@ -25,7 +25,7 @@ from solver.model.convnet import ConvNet
 from solver.model.decoder import Decoder
 from solver.model.kinds.attention import CACHES, Attention
 from solver.model.kinds.every import KINDS
-from solver.model.kinds.part import KEY, WORD
+from solver.model.kinds.part import HIDDEN, KEY, WORD
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan import old_files
 from solver.plan.decoder_plan import ROWS_BY_MPI, WIRES, DecoderPlan, DecoderPrediction, DecoderStage, kind_names
@@ -269,12 +269,13 @@ def _language_model(plan: PlanFields, model: Decoder | None) -> DecoderPlan:
         raise HeptiError(f"this is the plan of {name}{others}, the model is {model.name}: plan again")
     devices, staged = _stages(plan)
     _, last, _ = staged[-1]
-    _, head = plan.sub("head").cut((WORD,))
-    head.only("cut", WORD)
+    word, head = plan.sub("head").cut((WORD, HIDDEN))
+    head.only("cut", WORD, *[HIDDEN] * (word == HIDDEN))
     return DecoderPlan(
         devices=devices,
         stages=tuple(_decoder_stage(run, crew, devices, model) for _, crew, runs in staged for run in runs),
         words=_shared(head, WORD, last, devices),
+        hidden=_shared(head, HIDDEN, last, devices) if word == HIDDEN else None,
         precision=plan.word("precision", tuple(PRECISIONS), "float32"),
         cache=plan.word("cache", CACHES, "float32"),
         context=plan.count("context"),

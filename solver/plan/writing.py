@@ -13,7 +13,7 @@ from solver.model.convnet import ConvNet
 from solver.model.decoder import Decoder
 from solver.model.kinds.attention import Attention
 from solver.model.kinds.every import KINDS
-from solver.model.kinds.part import KEY
+from solver.model.kinds.part import HIDDEN, KEY, WORD
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, kind_names
 from solver.plan.file import FORMAT, OF_LANGUAGE_MODELS, OUTPUT, SEGMENT_CUTS, AnyPlan, parts_of_one
 from solver.plan.plan import BlockPlan, Plan, Stage, cut_word
@@ -53,7 +53,9 @@ def plan_table(plan: AnyPlan, model: ConvNet | Decoder | None = None) -> dict[st
     table |= {"model": dict(zip(("name", "fingerprint"), named, strict=True)), **own, "wire": str(plan.wire)}
     table |= {"devices": list(plan.devices), "stages": stages}
     if isinstance(plan, DecoderPlan):
-        table["head"] = {"cut": "words", "words": _of(_crew(plan, plan.stages[-1]), plan.words.counts)}
+        shared = {WORD: plan.words} | ({} if plan.hidden is None else {HIDDEN: plan.hidden})
+        crew = _crew(plan, plan.stages[-1])
+        table["head"] = {"cut": [*shared][-1], **{axis: _of(crew, own.counts) for axis, own in shared.items()}}
     if plan.predicted is not None:
         facts = asdict(plan.predicted)
         table["predicted"] = {name: list(fact) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
@@ -130,9 +132,9 @@ def _whole(shares: Sequence[float], counts: Sequence[float]) -> list[float]:
 
 def _crew(plan: DecoderPlan, stage: DecoderStage) -> list[int]:
     """Return the ranks that have anything of a stage; of the last one also those that have words."""
-    words = plan.words.counts * (stage is plan.stages[-1])
-    shared = (own.counts for own in (*stage.shares.values(), *stage.outputs.values()))
-    numbers = [*shared, stage.keys, stage.rows, words]
+    heads = [plan.words, *([] if plan.hidden is None else [plan.hidden])] * (stage is plan.stages[-1])
+    shared = (own.counts for own in (*stage.shares.values(), *stage.outputs.values(), *heads))
+    numbers = [*shared, stage.keys, stage.rows]
     return [rank for rank in range(len(plan.devices)) if any(own[rank] for own in numbers if own)]
 
 

@@ -352,7 +352,8 @@ class _Builder:
         if not partial and np.logical_or.reduce([within(want, own) for own in have]).all():
             return
         run, made = self._when(name)
-        two = partial and self.two_steps(int(lengths(want[ROW]).max()))
+        # What all want alike goes in two; of logits everyone wants others.
+        two = partial and HIDDEN in want and self.two_steps(int(lengths(want[ROW]).max()))
         for step in exchanges(self.names.get(name, name), value, have, want, partial=partial, two_steps=two):
             self.steps.append(replace(step, run=run, layers=made))
         self.have[name] = (want,) if partial else (*have, want)

@@ -226,6 +226,8 @@ def print_shares_map(console: Console, found: PricedDecoder) -> None:
     rows += [(_layers(stage), "tokens' keys", stage.keys) for stage in found.plan.stages if stage.keys]
     rows += [(_layers(stage), "prompts' rows", stage.rows) for stage in found.plan.stages if stage.rows]
     rows.append(("", f"{found.plan.words.total} words", found.plan.words.counts))
+    if (hidden := found.plan.hidden) is not None:
+        rows.append(("", f"{hidden.total} hidden of words", hidden.counts))
     layers, shared = (max(len(str(row[place])) for row in rows) for place in (0, 1))
     width = max(16, console.width - 10 - max(layers, len("layers")) - max(shared, len("shared out")))
     table = new_table("who has what", "layers", "shared out", "first to last", words=3)

@@ -20,12 +20,12 @@ MIXED = "mixed"
 BACKENDS = (ONNXRUNTIME, "numpy", MIXED)
 
 
-def random_plan(world, model, rng, *, stages=1, rows_from=0, outputs=(), keys=0, **facts):
+def random_plan(world, model, rng, *, stages=1, rows_from=0, outputs=(), keys=0, hidden=False, **facts):
     """Return a plan with shares of any size, also none; every rank is in one stage at most.
 
     `rows_from`: passes of so many rows are cut by rows; 0: none is. `outputs`: of these axes blocks' results are cut by
     columns. `keys`: of every so many tokens some are kept by each who has a share of a stage, or by nobody else; 0:
-    none is shared out.
+    none is shared out. `hidden`: ranks have summands of all logits.
     """
     ranks = range(world.size)
     stages = min(stages, world.size, len(model.layers))
@@ -60,6 +60,10 @@ def random_plan(world, model, rng, *, stages=1, rows_from=0, outputs=(), keys=0,
         made = tuple(replace(own, rows=row_parts(own.ranks)) for own in made)
     words = [rng.random() * (rank in made[-1].ranks) for rank in ranks]
     words = Partition.of_counts(largest_remainder(words, model.vocab))
+    if hidden:
+        parts = [0.01 + rng.random() * (rng.random() < 0.7) if rank in made[-1].ranks else 0.0 for rank in ranks]
+        blocks = largest_remainder(parts, model.hidden // model.stream.unit)
+        facts["hidden"] = Partition.of_counts(own * model.stream.unit for own in blocks)
     names = tuple(f"board-{rank}" for rank in ranks)
     facts = {
         "context": 64,

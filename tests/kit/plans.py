@@ -161,6 +161,7 @@ def decoder_plans(draw, model, max_ranks=4):
         sequences=draw(st.integers(1, 9)),
         two_steps_from=draw(st.integers(1, ROWS_BY_MPI)),
         rows_from=rows_from,
+        hidden=draw(st.sampled_from([None, over(stages[-1].ranks, model.hidden, BLOCK)])),
         predicted=draw(st.none() | prediction),
     )
 

@@ -139,7 +139,7 @@ def test_of_a_language_model(who, precision, seed, world, folder):
     world.barrier()
     facts = {"stages": 1 + seed % 2, "rows_from": 16 * (seed % 2), "precision": precision}
     plans = (
-        decoder_ranks.random_plan(world, model, rng, **facts, outputs=(HEAD, FFN)[:number])
+        decoder_ranks.random_plan(world, model, rng, **facts, outputs=(HEAD, FFN)[:number], hidden=number == 1)
         for number in range(1 + CHANGES)
     )
     with DecoderFile(folder / "m.h5") as file:

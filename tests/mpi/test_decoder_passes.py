@@ -21,8 +21,17 @@ from tests.kit.decoder_ranks import BACKENDS, on_ranks, random_plan
 from tests.kit.decoders import MODELS, Weights, logits, small_model
 from tests.kit.placed import shorten
 from tests.kit.sized import sized
+from weights.decoders import forward
+from weights.decoders.file import DecoderFile, DecoderWriter
 
-CUTS = {"summands": {}, "rows": {"rows_from": 8}, "columns": {"outputs": (HEAD, FFN)}, "keys": {"keys": 9}}
+# How else than by heads, columns and words alone, as of `random_plan`.
+CUTS = {
+    "summands": {},
+    "rows": {"rows_from": 8},
+    "columns": {"outputs": (HEAD, FFN)},
+    "keys": {"keys": 9},
+    "hidden": {"hidden": True},
+}
 CHUNKS = (17, 1, 1, 5, 16)  # of rows: a prefill, tokens, what a guess is checked with, a prefill behind others
 
 
@@ -111,6 +120,46 @@ def test_keys_that_are_shared_out_by_tokens_give_the_same_logits(name, seed, bac
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize(
+    ("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 20), BACKENDS), 3)
+)
+def test_logits_that_are_sums_over_ranks_are_the_same(name, seed, backend, world):
+    """Of a head that is cut by what it sums over; who has its words gets their sums."""
+    rng = np.random.default_rng([8, seed])
+    weights = Weights(replace(MODELS[name], hidden=96), seed)
+    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    plan = random_plan(world, weights.model, rng, stages=1 + seed % 2, hidden=True)
+
+    found = on_ranks(world, weights, plan, in_chunks(weights, tokens), backend=backend)
+
+    expected = logits(weights, tokens)
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("precision", "cuts", "backend"),
+    sized(sweeps.cycled(6, ("int8", "int4", "int4m"), ("columns", "hidden", "keys"), BACKENDS[:2]), 2),
+)
+def test_in_blocks_every_cut_has_the_logits_of_the_whole_model(precision, cuts, backend, world, folder):
+    """Of the numbers that they are by numpy, where onnxruntime rounds activations."""
+    rng = np.random.default_rng([9, len(precision)])
+    model = small_model(hidden=96, ffn=160, d=32, vocab=90)
+    if world.rank == 0:
+        with DecoderWriter(folder / "m.h5", model, "test", precision) as writer:
+            for name, array in Weights(model).arrays.items():
+                writer.write(name, 0, array)
+    world.barrier()
+    tokens = [int(token) for token in rng.integers(0, model.vocab, sum(CHUNKS))]
+    plan = random_plan(world, model, rng, precision=precision, **CUTS[cuts])
+
+    with DecoderFile(folder / "m.h5") as weights:
+        found = on_ranks(world, weights, plan, in_chunks(weights, tokens), backend=backend)
+        expected = forward.logits(model, weights.read, tokens)
+
+    error = np.sqrt(np.square(found - expected).mean()) / np.sqrt(np.square(expected).mean())
+    assert error < (1e-5 if backend == "numpy" else 0.03)
+
+
 @pytest.mark.parametrize(("name", "stages"), sized([("llama", 1), ("gemma2", 2), ("olmo2", 3)]))
 def test_rows_that_nobody_asks_for_change_nothing(name, stages, world):
     """Of the last layer only those are computed whose words are asked for; what is kept of the others is."""
@@ -194,12 +243,14 @@ def test_layers_that_are_compiled_from_one_have_the_same_logits(rows_from, world
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("role", ["output", "down", "logits"])
-def test_a_span_that_is_one_too_short_is_noticed(role, world, monkeypatch):
+@pytest.mark.parametrize(
+    ("role", "cuts"), [("output", "summands"), ("down", "summands"), ("logits", "summands"), ("sums", "hidden")]
+)
+def test_a_span_that_is_one_too_short_is_noticed(role, cuts, world, monkeypatch):
     """The last unit that somebody has of a part is computed by nobody: logits are others."""
-    weights = Weights(MODELS["llama"])
+    weights = Weights(replace(MODELS["llama"], hidden=640))
     rng = np.random.default_rng(3)
-    plan = random_plan(world, weights.model, rng)
+    plan = random_plan(world, weights.model, rng, **CUTS[cuts])
     tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
     shorten(monkeypatch, role)
 

@@ -226,7 +226,7 @@ def _heads(graph: PartGraph, part: Part, region: RankRegion, name: str, leaf: st
         return x
     if attention.whole_norms:  # of all heads; then come those that are this rank's
         x = graph.scaled(x, f"{name}.whole", weight, None, part.stream.eps)
-        return _columns(graph, x, f"{name}.own", heads.scaled(attention.head_dim))
+        return graph.columns(x, f"{name}.own", heads.scaled(attention.head_dim))
     return _head_norm(graph, x, name, weight, attention.head_dim, part.stream.eps)
 
 
@@ -255,7 +255,7 @@ def _narrowed(graph: PartGraph, attention: Attention, x: str) -> str:
         return x
     apart = graph.constant("contexts.heads", np.array([0, 0, -1, wide(attention)], np.int64))
     flat = graph.constant("contexts.flat", np.array([0, 0, -1], np.int64))
-    cut = _columns(graph, graph.node("Reshape", [x, apart], "contexts.apart"), "contexts.cut", Span(0, d))
+    cut = graph.columns(graph.node("Reshape", [x, apart], "contexts.apart"), "contexts.cut", Span(0, d))
     return graph.node("Reshape", [cut, flat], "contexts.narrow")
 
 
@@ -284,12 +284,6 @@ def _head_norm(graph: PartGraph, x: str, name: str, weight: Array, d: int, eps: 
     apart = graph.node("Reshape", [x, heads], f"{name}.apart")
     normed = graph.scaled(apart, f"{name}.own", weight, None, eps)
     return graph.node("Reshape", [normed, flat], f"{name}.normed")
-
-
-def _columns(graph: PartGraph, x: str, y: str, columns: Span) -> str:
-    """Add some columns of x."""
-    ends = {name: np.array([n], np.int64) for name, n in (("from", columns.start), ("to", columns.stop), ("axis", -1))}
-    return graph.node("Slice", [x, *(graph.constant(f"{y}.{name}", end) for name, end in ends.items())], y)
 
 
 def _split(graph: PartGraph, x: str, name: str, widths: Sequence[int]) -> list[str]:

@@ -20,7 +20,7 @@ from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span, tiles
 from solver.model.kinds.attention import Attention
 from solver.model.kinds.mlp import Mlp
-from solver.model.kinds.part import HEAD, KEY, KV, WORD, Part, RankRegion
+from solver.model.kinds.part import HEAD, HIDDEN, KEY, KV, WORD, Part, RankRegion
 from solver.model.kinds.stream import Head
 from weights.decoders.forward import bent, capped, contexts, normed, turned
 
@@ -183,12 +183,22 @@ def join(own: HeldPart, values: RunValues) -> None:
     values[own.part.writes.name] = x + own.norm(s, "post_norm")
 
 
+def sums(own: HeldPart, values: RunValues) -> None:
+    """Compute summands of all logits, of some columns of the stream."""
+    columns = own.region[HIDDEN].scaled(own.part.stream.unit)
+    values[own.part.writes.name] = multiplied(own.read(values, "final_norm")[..., columns.slice], _words(own))
+
+
 def logits(own: HeldPart, values: RunValues) -> None:
-    """Compute the logits of some words."""
-    head = own.part.kind
+    """Compute the logits of some words; of their sums where these have been made."""
+    head, (read,) = own.part.kind, own.part.reads
     assert isinstance(head, Head)
-    (matrix,) = (own.tensors[tensor.leaf] for tensor in own.part.tensors if tensor.axis == WORD)
-    values[own.part.writes.name] = capped(multiplied(own.read(values, "final_norm"), matrix), head.softcap)
+    made = multiplied(own.read(values, "final_norm"), _words(own)) if own.tensors else values[read.name]
+    values[own.part.writes.name] = capped(made, head.softcap)
+
+
+def _words(own: HeldPart) -> Matrix:
+    return next(own.tensors[tensor.leaf] for tensor in own.part.tensors if tensor.axis == WORD)
 
 
 # By a part's role.
@@ -204,6 +214,7 @@ NUMBERS: Mapping[str, Callable[[HeldPart, RunValues], None]] = {
     "up": up,
     "down": down,
     "join": join,
+    "sums": sums,
     "logits": logits,
 }
 

@@ -23,6 +23,7 @@ NODES: Mapping[str, AddNodes] = {
     "up": mlp.add_up,
     "down": mlp.add_down,
     "join": stream.add_join,
+    "sums": stream.add_sums,
     "logits": stream.add_logits,
 }
 

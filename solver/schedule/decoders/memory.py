@@ -106,6 +106,14 @@ def words_bytes(model: Decoder, words: int, precision: Precision) -> int:
     return block_bytes(model, model.head_block, {WORD: words}, precision)
 
 
+def summed_bytes(model: Decoder, columns: int, precision: Precision) -> int:
+    """Return the bytes of some columns of the head, and of the norm before it."""
+    tensors = model.head_block.tensors("head", model.stream).values()
+    return sum(own.held_bytes(precision, columns=columns if len(own.shape) > 1 else None) for own in tensors) * (
+        columns > 0
+    )
+
+
 def embedding_bytes(model: Decoder) -> int:
     """Return the bytes of the words that rank 0 has in memory; it reads a word from the file once."""
     return FLOAT_BYTES * min(WORDS_KEPT, model.vocab) * model.hidden
@@ -217,7 +225,10 @@ def _of_rank(
                     if not any(part.recalls for part in parts_of(kind, model.stream)):
                         width = max(width, kind.made_columns(whole_units(model, kind)))
     words = plan.words[rank].size
-    weights += words_bytes(model, words, precision)
+    if plan.hidden is None:
+        weights += words_bytes(model, words, precision)
+    else:
+        weights += summed_bytes(model, plan.hidden[rank].size, precision)
     embedding = embedding_bytes(model) if rank == 0 else 0
     if not weights and not embedding:
         return RankMemory(0, 0, 0, 0)

@@ -88,12 +88,15 @@ class StageCuts:
         Along which axes blocks are cut whose results are cut by columns.
     dealt
         As of `BlockKind.among`.
+    by_hidden
+        Of the last stage: whether ranks have summands of all logits.
     """
 
     layers: Span
     by_rows: bool = False
     outputs: frozenset[str] = frozenset()
     dealt: tuple[int, ...] = ()
+    by_hidden: bool = False
 
 
 def stages_of(plan: DecoderPlan, rows: int) -> tuple[StageCuts, ...]:
@@ -101,7 +104,8 @@ def stages_of(plan: DecoderPlan, rows: int) -> tuple[StageCuts, ...]:
     found = []
     for stage in plan.stages:
         by_rows = bool(stage.rows) and rows >= plan.rows_from
-        found.append(StageCuts(stage.layers, by_rows, frozenset(() if by_rows else stage.outputs), stage.dealt))
+        outputs, by_hidden = frozenset(() if by_rows else stage.outputs), plan.hidden is not None
+        found.append(StageCuts(stage.layers, by_rows, outputs, stage.dealt, by_hidden))
     return tuple(found)
 
 
@@ -128,7 +132,9 @@ def pass_parts(
             names |= {own.part.writes.name: _brings(own) for own in placed}
         if number + 1 < len(stages):
             names[x.name] = STREAM_NAME
-    layers.append((NOWHERE, _placed(head_parts(model, x), len(stages) - 1, StageCuts(NOWHERE))))
+    head = _placed(head_parts(model, x, summed=stages[-1].by_hidden), len(stages) - 1, StageCuts(NOWHERE))
+    layers.append((NOWHERE, head))
+    names |= {own.part.writes.name: _brings(own) for own in head}
     every = [placed for _, some in layers for placed in some]
     read = read_rows(every, {every[-1].part.writes.name: Span(rows - chosen, rows)})
     left = {placed.part.name: placed for placed in read}
@@ -147,6 +153,8 @@ def planned(parts: PassParts, plan: DecoderPlan) -> tuple[AnyStep, ...]:
             spans[number, KEY] = _spans([Partition.of_counts(int(own > 0) for own in stage.keys)])
         for axis, columns in stage.outputs.items():
             spans[number, output_of(axis)] = -(-_spans([columns]) // parts.begin.shape[-1])
+    if plan.hidden is not None:
+        spans[len(plan.stages) - 1, HIDDEN] = -(-_spans([plan.hidden]) // parts.begin.shape[-1])
     layers = [(span, [placed.cut(spans) for placed in some]) for span, some in parts.layers]
     given = {STREAM: (parts.begin, some_have(parts.begin, plan.stages[0].ranks, ranks))}
     body = schedule(layers, given, lambda size: size >= plan.two_steps_from, parts.names)
@@ -218,7 +226,7 @@ def _placed(parts: Sequence[Part], stage: int, cuts: StageCuts) -> list[PlacedPa
         elif part.writes.name in summed or (cuts.by_rows and part.recalls):
             axis = part.kind.axis
         over = KEY in (axis, before) or (cuts.by_rows and (axis == ROW) != (before == ROW))
-        begins = axis != WITH_READER and (over or axis in (WHOLE, HIDDEN))
+        begins = axis != WITH_READER and (over or axis == WHOLE or part.name in outputs)
         found.append(PlacedPart(part, axis, begins=begins, stage=stage, share=share))
         before = before if axis == WITH_READER else axis
     return found

@@ -21,6 +21,7 @@ def test_a_plan_that_fits_is_taken():
     outputs = {HEAD: Partition.of_counts([96, 0, 0]), FFN: Partition.of_counts([0, 64, 32])}
     by_columns = replace(STAGE, shares=shares([1, 5, 0], [60, 4, 32]), outputs=outputs)
     replace(PLAN, precision="int4", stages=(by_columns,)).check(model(hidden=96), 3)
+    replace(PLAN, hidden=Partition.of_counts([0, 40, 0])).check(model(), 3)
     replace(PLAN, stages=(replace(STAGE, keys=(0, 60, 4)),)).check(model(), 3)
     replace(PLAN, rows_from=8, stages=(replace(STAGE, rows=(1, 0, 3)),)).check(model(), 3)
     whole_on(model(), DEVICES, 1, context=64).check(model(), 3)
@@ -42,6 +43,8 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_number(kept):
         {"stages": (replace(STAGE, keys=(3, 1)),)},
         {"stages": (replace(STAGE, keys=(3, -1, 0)),)},
         {"stages": (replace(STAGE, keys=(60, 0, 5)),)},
+        {"hidden": Partition.of_counts([64, 0, 0])},
+        {"hidden": Partition.of_counts([80, 16, 0])},
         {"stages": (replace(STAGE, shares={**STAGE.shares, "experts": Partition.of_counts([1, 0, 0])}),)},
         {"stages": (replace(STAGE, shares={HEAD: STAGE.shares[HEAD]}),)},
         {"rows_from": 8, "stages": (replace(STAGE, rows=(1, 1)),)},
@@ -59,4 +62,7 @@ def test_words_are_for_ranks_of_the_last_stage(kept):
         DecoderStage(Span(2, 4), shares([0, 6, 0], [0, 96, 0])),
     )
 
-    kept(refused.said(replace(PLAN, stages=stages).check, [(model(), 3)], InfeasiblePlanError))
+    by_hidden = replace(PLAN, words=Partition.of_counts([0, 50, 0]), hidden=Partition.of_counts([40, 0, 0]))
+
+    plans = (replace(own, stages=stages) for own in (PLAN, by_hidden))
+    kept(refused.said(lambda plan: plan.check(model(), 3), plans, InfeasiblePlanError))

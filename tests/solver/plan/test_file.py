@@ -111,7 +111,7 @@ LANGUAGE_MODEL = {
             ],
         },
     ],
-    "head": {"cut": "words", "words": [128256]},
+    "head": {"cut": "hidden", "words": [128256], "hidden": [2048]},
 }
 BY_HAND = {
     "encoder": Written(ENCODER, Plan, SPEC, 3),
@@ -171,7 +171,7 @@ def test_a_language_model_by_hand_has_what_is_written():
     )
     assert plan.stages[1].shares[HEAD].counts == (0, 0, 32)
     assert plan.stages[1].outputs == {FFN: Partition.of_counts([0, 0, 2048])}
-    assert plan.words.counts == (0, 0, 128256)
+    assert (plan.words.counts, plan.hidden.counts) == ((0, 0, 128256), (0, 0, 2048))
     assert (plan.precision, plan.context, plan.rows_from, plan.sequences) == ("int4", 4096, 8, 1)
 
 
@@ -314,6 +314,7 @@ OF_LANGUAGE_MODELS = [
     (("context",), 1.5), (("sequences",), 0), (("cache",), "int4"), (("wire",), "int2"), (("precision",), "int2"),
     (("rows_from",), -1), (("head",),), (("head",), 7), (("head", "words"),), (("head", "words"), [1, True]),
     (("head", "words"), [1, 128255]), (("head", "cut"), "rows"), (("head", "heads"), [1]), (("devices",), ["pi-0"]),
+    (("head", "hidden"),), (("head", "cut"), "words"),
     (("stages", 0, "sublayers"), [0, 5]), ((*FIRST, "tokens"), [1, 1]), ((*FIRST, "attention"),), ((*FIRST, "mlp"),),
     ((*FIRST, "rows"), [1, -1]), ((*FIRST, "rows"), [1]), ((*ATTENTION, "heads"), [32]),
     ((*ATTENTION, "heads"), [33, -1]), ((*ATTENTION, "keys"), [0, 0]), ((*ATTENTION, "keys"), ["projected"] * 2),

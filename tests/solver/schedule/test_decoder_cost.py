@@ -280,6 +280,15 @@ def test_columns_of_a_result_are_weights_where_they_are():
     assert [more - less for less, more in zip(one, other, strict=True)] == [2 * 4 * 64 * 64, -2 * 4 * 64 * 64]
 
 
+def test_columns_of_the_head_are_weights_where_they_are():
+    halves = plan(precision="float32", words=(256, 0))
+    by_hidden = replace(halves, hidden=Partition.of_counts([32, 32]))
+
+    one, other = ([own.weights for own in rank_memory(MODEL, each)] for each in (halves, by_hidden))
+
+    assert [more - less for less, more in zip(one, other, strict=True)] == [-4 * 256 * 32, 4 * (256 * 32 + 64)]
+
+
 def test_an_int8_cache_takes_a_quarter():
     exact, thin = (rank_memory(MODEL, plan(cache=cache))[0].cache for cache in ("float32", "int8"))
 

@@ -1,5 +1,6 @@
 """The one schedule: what follows from parts as they are placed."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -75,6 +76,16 @@ def test_keys_that_are_shared_out_by_tokens_bring_queries_to_keys_and_contexts_t
         "new keys queries", "queries", "new keys", "kept partial contexts", "partial contexts", "joined contexts output"
     ]  # fmt: skip
     assert steps[7] == "sum of attention"
+
+
+def test_a_head_that_is_cut_by_hidden_leaves_summands_of_logits():
+    by_hidden = replace(plan(), hidden=Partition.of_counts([32, 0, 32]))
+    steps = pass_schedule(MODEL, by_hidden, 1)
+
+    assert told(steps)[-4:] == ["join sums", "sum of logits", "logits", "candidates"]
+    bringing = steps[-3]
+    assert bringing.partial
+    assert bringing.moved[0].tolist() == [[0, 48, 48], [0, 0, 0], [0, 48, 0]]
 
 
 def test_layers_that_are_alike_stand_in_a_folded_schedule_once():
