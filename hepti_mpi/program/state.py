@@ -55,7 +55,7 @@ class KeptHeads:
         cls, attention: Attention, heads: Span, *, sequences: int, context: int, cache: str, keeper: int = 0
     ) -> KeptHeads:
         """Make room for some query heads, and for this keeper's tokens of a context."""
-        context = attention.kept_by(keeper, context)
+        context = int(attention.kept_by(keeper, context))
         runs = tuple(runs_of(attention, heads))
         shapes = [(sequences, run.kv, context, wide(attention)) for run in runs for _ in "kv"]
         scales = [np.ones(shape[1] * shape[3], np.float32) for shape in shapes] if cache == "int8" else []

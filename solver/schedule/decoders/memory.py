@@ -131,7 +131,8 @@ def shared_bytes(model: Decoder, kind: BlockKind, plan: DecoderPlan, stage: Deco
     """
     if not isinstance(kind, Attention) or not stage.keys[rank]:
         return 0, 0
-    room, units = kind.among(stage.dealt).kept_by(stage.keeper(rank), plan.context), whole_units(model, kind)
+    room = int(kind.among(stage.dealt).kept_by(stage.keeper(rank), plan.context))
+    units = whole_units(model, kind)
     rows = max(min(CHUNK_ROWS, plan.context, SEEN_ROWS), plan.sequences)
     numbers = 3 * rows * kind.heads + 2 * kind.kv_heads * kind.head_dim
     return cache_bytes(kind, units, plan.cache, room * plan.sequences), FLOAT_BYTES * numbers * room

@@ -264,6 +264,7 @@ def test_keys_that_are_shared_out_by_tokens_take_memory_where_they_are_kept():
     values, values_before = chunk_numbers(MODEL, shared), chunk_numbers(MODEL, three)
 
     assert [own.cache for own in needs] == [2 * 2 * 4 * 32 * 4 * 2 * tokens for tokens in (30, 84, 14)]
+    assert {type(own.total) for own in needs} == {int}  # plans and reports are JSON
     assert [own.weights for own in needs] == [own.weights for own in before]
     beside = [own.work - 4 * numbers for own, numbers in zip(needs, values, strict=True)]
     beside_before = [own.work - 4 * numbers for own, numbers in zip(before, values_before, strict=True)]
