@@ -281,6 +281,7 @@ def test_thin_wires_cost_little(wire, within, world):
         ("llama", 3, "columns"),
         ("llama", 1, "keys"),
         ("gemma2", 2, "keys"),
+        ("gemma2", 2, "hidden"),
     ],
 )
 def test_several_sequences_in_one_pass_do_not_feel_each_other(name, stages, cuts, world):

@@ -30,6 +30,7 @@ from solver.model.kinds.part import (
     Spans,
     TensorUse,
     Value,
+    as_they_are,
 )
 from solver.model.kinds.weight import Weight
 
@@ -236,10 +237,10 @@ class Attention(BlockKind):
         partial = Value(f"{name}/{PARTIAL}", (ROW, KEY, HEAD, NUMBER), (rows, len(self.dealt), self.heads, d + 1))
         return (
             Part(f"{name}/new keys", self, stream, "new keys", kv, (x,), new, into, along=(KV, HEAD, self._kv_spans)),
-            Part(f"{name}/queries", self, stream, "queries", heads, (x,), queries, asked, along=(HEAD, HEAD, _same)),
+            Part(f"{name}/queries", self, stream, "queries", heads, (x,), queries, asked, along=(HEAD, HEAD, as_they_are)),
             Part(f"{name}/kept", self, stream, "kept", kv, (new,), kept),
             Part(f"{name}/{PARTIAL}", self, stream, PARTIAL, keepers, (queries, kept), partial, (), reach,
-                 along=(KEY, KEY, _same)),
+                 along=(KEY, KEY, as_they_are)),
             Part(f"{name}/joined contexts", self, stream, "joined contexts", keepers, (partial,), contexts),
             output,
         )  # fmt: skip
@@ -254,10 +255,6 @@ class Attention(BlockKind):
     def _kv_ends(self, start: Any, stop: Any) -> tuple[Any, Any]:
         """Return between which key and value heads those of query heads lie; also of many, [...]."""
         return start // self.group, -(-stop // self.group)
-
-
-def _same(spans: Spans) -> Spans:
-    return spans
 
 
 def full_attention(hidden: int, heads: int, buckets: int = 0) -> Attention:

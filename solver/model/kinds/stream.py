@@ -6,7 +6,19 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from solver.model.blocks import BlockKind
-from solver.model.kinds.part import HIDDEN, ROW, WHOLE, WORD, Part, PartTensor, Residual, TensorUse, Value, whole
+from solver.model.kinds.part import (
+    HIDDEN,
+    ROW,
+    WHOLE,
+    WORD,
+    Part,
+    PartTensor,
+    Residual,
+    TensorUse,
+    Value,
+    as_they_are,
+    whole,
+)
 from solver.model.kinds.weight import Weight
 
 
@@ -65,6 +77,6 @@ class Head(BlockKind):
         norm = {(x.name, HIDDEN): lambda _: whole(x.shape[1])}  # which is of all of a row
         return (
             Part(f"{name}/sums", self, stream, "sums", words | {HIDDEN: x.shape[1]}, (x,), sums, tensors, norm,
-                 along=(HIDDEN, HIDDEN, lambda spans: spans)),
+                 along=(HIDDEN, HIDDEN, as_they_are)),
             Part(f"{name}/logits", self, stream, "logits", words, (sums,), logits, cut=True),
         )  # fmt: skip

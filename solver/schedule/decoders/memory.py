@@ -231,7 +231,7 @@ def _of_rank(
     else:
         weights += summed_bytes(model, plan.hidden[rank].size, precision)
     embedding = embedding_bytes(model) if rank == 0 else 0
-    if not weights and not embedding:
+    if not weights and not embedding and not cache:
         return RankMemory(0, 0, 0, 0)
     work = seen + work_bytes(model, plan, width, words, shared=shared, numbers=numbers)
     return RankMemory(weights, embedding, cache, work)

@@ -272,6 +272,16 @@ def test_keys_that_are_shared_out_by_tokens_take_memory_where_they_are_kept():
     assert [more - less for less, more in zip(beside_before, beside, strict=True)] == seen
 
 
+def test_who_has_keys_alone_needs_memory_for_them():
+    """Neither heads nor columns nor words: it attends for others."""
+    two = plan(heads=(8, 0), columns=(128, 0), words=(256, 0))
+    needs = rank_memory(MODEL, replace(two, stages=(replace(two.stages[0], keys=(0, 1)),)))
+
+    assert [own.cache for own in needs] == [0, 2 * 2 * 4 * 32 * 4 * 128]
+    assert needs[1].weights == 0
+    assert needs[1].work > PROGRAM_BYTES
+
+
 def test_columns_of_a_result_are_weights_where_they_are():
     halves = plan(precision="float32")
     by_columns = replace(halves, stages=(replace(halves.stages[0], outputs={FFN: Partition.of_counts([64, 0])}),))
