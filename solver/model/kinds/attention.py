@@ -237,7 +237,8 @@ class Attention(BlockKind):
         partial = Value(f"{name}/{PARTIAL}", (ROW, KEY, HEAD, NUMBER), (rows, len(self.dealt), self.heads, d + 1))
         return (
             Part(f"{name}/new keys", self, stream, "new keys", kv, (x,), new, into, along=(KV, HEAD, self._kv_spans)),
-            Part(f"{name}/queries", self, stream, "queries", heads, (x,), queries, asked, along=(HEAD, HEAD, as_they_are)),
+            Part(f"{name}/queries", self, stream, "queries", heads, (x,), queries, asked,
+                 along=(HEAD, HEAD, as_they_are)),
             Part(f"{name}/kept", self, stream, "kept", kv, (new,), kept),
             Part(f"{name}/{PARTIAL}", self, stream, PARTIAL, keepers, (queries, kept), partial, (), reach,
                  along=(KEY, KEY, as_they_are)),

@@ -124,12 +124,12 @@ def cache_bytes(kind: BlockKind, units: Mapping[str, int], cache: str, tokens: i
     return kind.kept_numbers(units) * tokens * NUMBER_BYTES[cache]
 
 
-def shared_bytes(model: Decoder, kind: BlockKind, plan: DecoderPlan, stage: DecoderStage, rank: int) -> tuple[int, int]:
-    """Return what a block keeps of a rank's tokens where these are shared out, and what it takes to attend to them.
+def shared_bytes(model: Decoder, kind: Attention, plan: DecoderPlan, stage: DecoderStage, rank: int) -> tuple[int, int]:
+    """Return what is kept of a rank's tokens where these are shared out, and what it takes to attend to them, in bytes.
 
     That is scores, of some rows at a time, as they are, hidden and as powers; and keys and values in float32.
     """
-    if not isinstance(kind, Attention) or not stage.keys[rank]:
+    if not stage.keys[rank]:
         return 0, 0
     room = int(kind.among(stage.dealt).kept_by(stage.keeper(rank), plan.context))
     units = whole_units(model, kind)
@@ -215,7 +215,7 @@ def _of_rank(
                 units = kind.units(stage.shares[kind.axis][rank])
                 output = stage.outputs[kind.axis][rank].size if kind.axis in stage.outputs else None
                 weights += layers * block_bytes(model, kind, units, precision, output)
-                if stage.keys:
+                if stage.keys and isinstance(kind, Attention):
                     kept, scores = shared_bytes(model, kind, plan, stage, rank)
                     cache, seen = cache + layers * kept, max(seen, scores)
                 else:
