@@ -18,10 +18,10 @@ from itertools import chain
 
 from solver.base.errors import HeptiError, InfeasiblePlanError
 from solver.base.spans import Partition, Span
-from solver.model.blocks import BlockKind, one_of, tensors_of, total_of
+from solver.model.blocks import BlockKind, one_of, parts_of, tensors_of, total_of
 from solver.model.decoder import Decoder
 from solver.model.kinds.attention import CACHES
-from solver.model.kinds.part import HEAD, Residual
+from solver.model.kinds.part import HEAD, HIDDEN, Residual
 from solver.model.kinds.weight import BLOCK, PRECISIONS
 from solver.plan.plan import Wire
 
@@ -214,6 +214,10 @@ class DecoderPlan:
         for axis, partition in stage.outputs.items():
             if axis not in stage.shares:
                 raise InfeasiblePlanError(f"stage {number}: output of {axis}, of which there are no shares")
+            for kind in dict.fromkeys(chain(*model.layers[stage.layers.slice])):
+                parts = parts_of(kind, model.stream)
+                if kind.axis == axis and not any(part.cut and HIDDEN in part.axes for part in parts):
+                    raise InfeasiblePlanError(f"stage {number}: {kind.name} cannot be cut by output: cut it by {axis}")
             self._check_columns(f"stage {number}: output of {axis}", model, partition)
 
     def _check_hidden(self, model: Decoder) -> None:
@@ -237,7 +241,7 @@ class DecoderPlan:
         if len(keys) != len(self.devices):
             raise InfeasiblePlanError(f"{where} of {len(keys)} devices, not of {len(self.devices)}")
         if HEAD not in stage.shares:
-            raise InfeasiblePlanError(f"{where}: {model.name} keeps none there")
+            raise InfeasiblePlanError(f"{where}: no block of these layers keeps any, leave them out")
         if min(keys) < 0 or not any(keys):
             raise InfeasiblePlanError(f"{where} are {list(keys)}: none may be negative, and somebody must have some")
         if sum(keys) > self.context:

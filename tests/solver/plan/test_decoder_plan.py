@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Partition, Span
-from solver.model.kinds.part import FFN, HEAD
+from solver.model.kinds.mlp import Mlp
+from solver.model.kinds.part import FFN, HEAD, ROW
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, whole_on
 from tests.kit import refused
 from tests.kit.decoders import shares
@@ -54,6 +55,26 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_number(kept):
     ]
 
     kept(refused.said(lambda changes: replace(PLAN, **changes).check(model(hidden=96), 3), cases, InfeasiblePlanError))
+
+
+class Whole(Mlp):
+    """An MLP whose parts do not say that its result has columns."""
+
+    def parts(self, name, stream, x):
+        up, down = Mlp.parts(self, name, stream, x)
+        return up, replace(down, axes={ROW: x.shape[0], FFN: self.ffn})
+
+
+def test_what_a_kind_of_block_does_not_have_cannot_be_shared_out(kept):
+    layers = ((Whole(ffn=96),),) * 4
+    columns = replace(STAGE, shares={FFN: STAGE.shares[FFN]})
+    stages = (
+        replace(columns, outputs={FFN: Partition.of_counts([40, 0, 0])}),
+        replace(columns, keys=(1, 1, 1)),
+    )
+    plans = (replace(PLAN, stages=(stage,), words=Partition.of_counts([50, 0, 0])) for stage in stages)
+
+    kept(refused.said(lambda plan: plan.check(model(layers=layers), 3), plans, InfeasiblePlanError))
 
 
 def test_words_are_for_ranks_of_the_last_stage(kept):
