@@ -260,14 +260,17 @@ def test_a_span_that_is_one_too_short_is_noticed(role, cuts, world, monkeypatch)
     assert np.abs(found - expected).max() > 1e-3 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(("wire", "within"), [(Wire.FLOAT16, 0.02), (Wire.INT8, 0.2)])
-def test_thin_wires_cost_little(wire, within, world):
+@pytest.mark.parametrize(
+    ("wire", "within", "cuts"), [(*wire, cuts) for cuts in CUTS for wire in ((Wire.FLOAT16, 0.02), (Wire.INT8, 0.2))]
+)
+def test_thin_wires_cost_little(wire, within, cuts, world):
     """And give the same on all ranks, or their streams would drift apart."""
     rng = np.random.default_rng(7)
-    weights = Weights(MODELS["llama"])
+    weights = Weights(replace(MODELS["llama"], hidden=96))
     tokens = [int(token) for token in rng.integers(0, 50, sum(CHUNKS))]
 
-    found = on_ranks(world, weights, random_plan(world, weights.model, rng), in_chunks(weights, tokens), wire)
+    plan = random_plan(world, weights.model, rng, **CUTS[cuts])
+    found = on_ranks(world, weights, plan, in_chunks(weights, tokens), wire)
 
     expected = logits(weights, tokens)
     assert np.abs(found - expected).max() < within * np.abs(expected).max()
