@@ -116,8 +116,8 @@ class SharedTokens:
     scales
         Whether an int8 cache's scales are chosen by them.
     by_row, whole
-        By their names, what a computation takes of it (`kernels.kinds.attention`): of every row from where to where it
-        sees what is kept; and that, all of it.
+        By their names, what a computation takes of it (`kernels.kinds.shared_tokens`): of every row from where to where
+        it sees what is kept; and that, all of it.
     """
 
     attention: Attention
