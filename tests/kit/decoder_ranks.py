@@ -45,6 +45,7 @@ def random_plan(world, model, rng, *, stages=1, rows_from=0, outputs=(), keys=0,
     precision = facts.get("precision", "float32")
     edges = [len(model.layers) * number // stages for number in range(stages + 1)]
     units = {kind.axis: cut_unit(kind, model.stream, precision) for kind in chain(*model.layers)}
+    units |= dict.fromkeys(outputs, 1)  # what they sum over is not cut
     layers = [Span(*ends) for ends in pairwise(edges)]
     made = tuple(
         DecoderStage(
