@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,8 +13,10 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.wires import EXACT, Coding
 from hepti_mpi.program.compiled import Compiled, CompiledCall
 from hepti_mpi.program.share import Passes, Share, key_of
+from hepti_mpi.program.state import SharedTokens
 from solver.base.arrays import Array, Numbers
-from solver.model.kinds.attention import Attention
+from solver.base.spans import Span, tiles
+from solver.model.kinds.attention import SEEN_ROWS, Attention
 from solver.model.kinds.part import Part
 from solver.plan.layout import Box
 from solver.schedule.places import OwnCompute, OwnExchange, OwnStep, own_steps, places_of
@@ -89,12 +91,17 @@ class Program(Compiled):
         share, shape, last = self._share, self._shape, step.run[-1][0]
         graphs = share.graphs[key_of(step.run, called)]
         attends = next((part for part, _ in step.run if part.recalls), None)
-        arrays = {called(name): self._rows(called(name), box, attends) for name, box in step.reads.items()}
-        results = {called(name): self._rows(called(place), box, attends) for place, name, box in step.written}
+        turns = any("places" in own_run.inputs for _, own_run in graphs.runs)
+        by = shape.sequences if attends is not None or turns else 1
+        arrays = {called(name): self._rows(called(name), box, by) for name, box in step.reads.items()}
+        results = {called(name): self._rows(called(place), box, by) for place, name, box in step.written}
+        if attends is not None and isinstance(attends.kind, Attention) and attends.kind.dealt:
+            return self._attending_to_some(step, attends.kind, called, arrays, results)
+        arrays |= {"places": self._places_of_rows, **graphs.turns}
         scaled = None
         if attends is not None:
             inputs, outputs, scaled = self._state(attends, called)
-            arrays |= {**inputs, **graphs.turns}
+            arrays |= inputs
             results |= outputs
         for words, own_run in graphs.runs:
             own = dict(results)
@@ -108,11 +115,30 @@ class Program(Compiled):
             calls += [call, scaled, call] if scaled else [call]  # by what it has made its scales are chosen
         return calls
 
-    def _rows(self, name: str, box: Box, attends: Part | None) -> Numbers:
+    def _rows(self, name: str, box: Box, sequences: int) -> Numbers:
         """Return rows as graphs have them: those of attention by sequence."""
         view = self._memory.view(name, box)
-        by = (self._shape.sequences, self._shape.rows) if attends is not None else (1, len(view))
-        return view.reshape(*by, -1, copy=False)
+        return view.reshape(sequences, len(view) // sequences, -1, copy=False)
+
+    def _attending_to_some(
+        self, step: OwnCompute, attention: Attention, called: Called, arrays: Mapping[str, Numbers],
+        results: Mapping[str, Numbers],
+    ) -> list[CompiledCall]:  # fmt: skip
+        """Bind what attends to the tokens that this rank keeps, some rows at a time, where tokens are shared out."""
+        share, shape, (keeps, _) = self._share, self._shape, step.run[0]
+        kept, new = share.state[called(keeps.writes.name)], arrays[called(keeps.reads[0].name)]
+        sequences = Span(shape.first, shape.first + shape.sequences)
+        tokens = SharedTokens.of(attention, kept, sequences, new, self._last, scales=shape.scales and bool(kept.scales))
+        calls: list[CompiledCall] = [tokens.keep]
+        ((_, own_run),) = share.graphs[key_of(step.run, called)].runs
+        if results:  # else nobody reads more than is kept
+            for rows in tiles(Span(0, shape.rows), SEEN_ROWS):
+                inputs, outputs = (
+                    {name: own[:, rows.slice] for name, own in some.items()} for some in (arrays, results)
+                )
+                inputs = {**tokens.whole, **{name: own[:, rows.slice] for name, own in tokens.by_row.items()}, **inputs}
+                calls.append(own_run.bound({name: inputs[name] for name in own_run.inputs}, outputs))
+        return calls
 
     def _state(self, part: Part, called: Called) -> tuple[dict[str, Numbers], dict[str, Numbers], CompiledCall | None]:
         """Return what attention takes and gives besides rows, and what chooses its cache's scales."""

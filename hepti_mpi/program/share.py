@@ -15,7 +15,7 @@ from hepti_mpi.kernels.kinds.heads import check_width, turning_tables
 from hepti_mpi.kernels.kinds.held import PartRun
 from hepti_mpi.program.graphs import Graphs
 from hepti_mpi.program.source import RunTensors
-from hepti_mpi.program.state import HeadsLayout, KeptHeads, move_heads
+from hepti_mpi.program.state import HeadsLayout, KeptHeads, keeper_of, move_heads
 from solver.base.arrays import Array
 from solver.base.spans import Span, tiles
 from solver.model.kinds.attention import Attention, Rope
@@ -172,17 +172,18 @@ class Share(Graphs[RunKey, tuple[RankRun, frozenset[str]], ShareGraphs], Generic
 
     def _keep(self, part: Part, heads: Span, before: Share[AnyPasses] | None) -> None:
         kept, passes = part.reads[1].name, self.passes
-        assert isinstance(part.kind, Attention)
-        if before is not None and kept in before.state and before._heads(kept)[self.rank] == heads:
+        attention, _, keeper = holds = self._holds(kept)
+        if before is not None and kept in before.state and before._holds(kept) == holds:
             self.state[kept] = before.state[kept]
             return
         self.state[kept] = KeptHeads.empty(
-            part.kind, heads, sequences=passes.sequences, context=passes.context, cache=passes.cache
+            attention, heads, sequences=passes.sequences, context=passes.context, cache=passes.cache, keeper=keeper
         )
 
-    def _heads(self, kept: str) -> Sequence[Span]:
-        """Return the query heads of every rank in the layer of some keys and values."""
-        return next(heads for name, _, heads in self.passes.kept() if name == kept)
+    def _holds(self, kept: str) -> tuple[Attention, Span, int]:
+        """Return the attention of some keys and values, this rank's query heads, and which it is of those who keep."""
+        attention, every = next((own, heads) for name, own, heads in self.passes.kept() if name == kept)
+        return attention, every[self.rank], keeper_of(every, self.rank) if attention.dealt else 0
 
     def move_state(self, before: Share[AnyPasses], kept: Sequence[int], group: Group) -> None:
         """Bring keys and values of all sequences from where they lie under the plan before; a step of all ranks.
@@ -202,9 +203,12 @@ class Share(Graphs[RunKey, tuple[RankRun, frozenset[str]], ShareGraphs], Generic
 
 
 def _words(run: RankRun, precision: str) -> list[Span]:
-    """Return the words of each graph of a run: of one that makes nothing of words there is one graph."""
+    """Return the words of each graph of a run; of one without a matrix of logits there is one graph.
+
+    Of summands of all words, too: they lie side by side.
+    """
     part, region = run[-1]
-    if WORD not in part.writes.axes:
+    if part.role != "logits" or not part.tensors:
         return [region.get(WORD, Span(0, 1))]
     _, width = next(tensor.weight.shape for tensor in part.tensors if tensor.axis == WORD)
     return tiles(region[WORD], max(1, HEAD_BYTES * 8 // (width * PRECISIONS[precision].of_words.bits)))

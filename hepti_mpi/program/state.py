@@ -6,7 +6,7 @@ link, where computing it anew takes 20 ms on four boards of a quarter of a core 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -40,20 +40,27 @@ class KeptHeads:
         Keys and values of every run in turn, each [sequences, kv heads, context, d].
     scales
         Of an int8 cache, those of each, [kv heads · d].
+    keeper
+        Which of those this rank is who keep some tokens, where these are shared out.
     """
 
     kv: Span
     runs: tuple[Heads, ...]
     cache: tuple[Numbers, ...]
     scales: tuple[Array, ...] = ()
+    keeper: int = 0
 
     @classmethod
-    def empty(cls, attention: Attention, heads: Span, *, sequences: int, context: int, cache: str) -> KeptHeads:
-        """Make room for some query heads."""
+    def empty(
+        cls, attention: Attention, heads: Span, *, sequences: int, context: int, cache: str, keeper: int = 0
+    ) -> KeptHeads:
+        """Make room for some query heads, and for this keeper's tokens of a context."""
+        context = int(attention.kept_by(keeper, context))
         runs = tuple(runs_of(attention, heads))
         shapes = [(sequences, run.kv, context, wide(attention)) for run in runs for _ in "kv"]
         scales = [np.ones(shape[1] * shape[3], np.float32) for shape in shapes] if cache == "int8" else []
-        return cls(attention.kv_span(heads), runs, tuple(np.zeros(shape, cache) for shape in shapes), tuple(scales))
+        caches = tuple(np.zeros(shape, cache) for shape in shapes)
+        return cls(attention.kv_span(heads), runs, caches, tuple(scales), keeper)
 
     def scale(self, keys: Array, values: Array, rope: Rope | None) -> None:
         """Choose an int8 cache's scales by keys and values [batch, rows, kv heads · d] of a sample.
@@ -75,16 +82,86 @@ class KeptHeads:
 
     def lies(self, kept: Sequence[int], layout: HeadsLayout) -> list[list[InBox]]:
         """Return keys, values, and of an int8 cache their scales: their boxes, and where they lie."""
-        tokens, scales = layout.boxes(self.runs, self.kv.start, kept), layout.scales(self.runs, self.kv.start)
+        tokens = layout.boxes(self.runs, self.kv.start, kept, self.keeper)
+        scales = layout.scales(self.runs, self.kv.start)
         per_run = max(len(tokens) // max(len(self.runs), 1), 1)
         found: list[list[InBox]] = []
         for which in range(2):
             arrays = [self.cache[2 * (number // per_run) + which] for number in range(len(tokens))]
-            found.append([(box, _cut(array, box)) for box, array in zip(tokens, arrays, strict=True)])
+            found.append(
+                [(box, self._cut(layout.attention, array, box)) for box, array in zip(tokens, arrays, strict=True)]
+            )
         for which in range(2 * bool(self.scales)):
             arrays = [self.scales[2 * number + which].reshape(run.kv, -1) for number, run in enumerate(self.runs)]
             found.append(list(zip(scales, arrays, strict=True)))
         return found
+
+    def _cut(self, attention: Attention, array: Numbers, box: Box) -> Numbers:
+        """Return what of a run's cache a box is; it has all heads of the run."""
+        sequence, _, tokens, _ = box.spans
+        start = attention.kept_by(self.keeper, tokens.start)
+        return array[sequence.slice, :, start : start + tokens.size]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedTokens:
+    """What of a pass's new keys and values this rank keeps, where tokens are shared out, and what its rows see of that.
+
+    Parameters
+    ----------
+    new : [sequences, rows, kv heads · 2 d]
+        Keys and values, side by side.
+    last : [sequences] int32
+        Places of the last new rows.
+    scales
+        Whether an int8 cache's scales are chosen by them.
+    by_row, whole
+        By their names, what a computation takes of it (`kernels.kinds.shared_tokens`): of every row from where to where
+        it sees what is kept; and that, all of it.
+    """
+
+    attention: Attention
+    kept: KeptHeads
+    new: Array
+    last: Numbers
+    scales: bool
+    by_row: Mapping[str, Numbers]
+    whole: Mapping[str, Numbers]
+
+    @classmethod
+    def of(
+        cls, attention: Attention, kept: KeptHeads, sequences: Span, new: Array, last: Numbers, *, scales: bool
+    ) -> SharedTokens:
+        """Prepare passes of some sequences."""
+        names = ("k0", "v0")
+        whole: dict[str, Numbers] = {name: own[sequences.slice] for name, own in zip(names, kept.cache, strict=True)}
+        whole |= {f"{name}.scale": own for name, own in zip(names, kept.scales, strict=False)}
+        whole["until"] = np.ones(1, np.int64)
+        by_row = {name: np.zeros(new.shape[:2], np.int64) for name in ("from", "to")}
+        return cls(attention, kept, new, last, scales, by_row, whole)
+
+    def keep(self) -> None:
+        """Keep this rank's of the new tokens, and find what rows see."""
+        attention, (B, S, _) = self.attention, self.new.shape
+        both = self.new.reshape(B, S, attention.kv_heads, 2, -1)
+        if self.scales:
+            self.kept.scale(both[..., 0, :].reshape(B, S, -1), both[..., 1, :].reshape(B, S, -1), attention.rope)
+        places = self.last[:, None] + np.arange(1 - S, 2)
+        counts = attention.kept_by(self.kept.keeper, places)
+        self.by_row["to"][...] = counts[:, 1:]
+        if attention.window:
+            hidden = np.maximum(places[:, 1:] - attention.window, 0)
+            self.by_row["from"][...] = attention.kept_by(self.kept.keeper, hidden)
+        # A computation sees one at least, hidden from rows that see none.
+        self.whole["until"][0] = max(int(counts.max()), 1)
+        for sequence, own in enumerate(counts.tolist()):
+            mine = both[sequence, np.diff(counts[sequence]) > 0]  # [tokens, kv heads, 2, d]
+            for which, name in enumerate(("k0", "v0")):
+                new = mine[:, :, which].swapaxes(0, 1)
+                if self.kept.scales:
+                    by_head = self.kept.scales[which].reshape(len(new), 1, -1)
+                    new = np.clip(np.rint(new / by_head), -INT8_LARGEST - 1, INT8_LARGEST)
+                self.whole[name][sequence, :, own[0] : own[-1]] = new
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,18 +174,28 @@ class HeadsLayout:
     def layouts(self, kept: Sequence[int], *, scales: bool) -> list[Layout]:
         """Return the layouts of keys, of values, and of their scales, where there are some."""
         own = [(tuple(runs_of(self.attention, heads)), self.attention.kv_span(heads).start) for heads in self.heads]
-        tokens = Layout(tuple(tuple(self.boxes(*some, kept)) for some in own))
+        keepers = [keeper_of(self.heads, rank) * bool(self.attention.dealt) for rank in range(len(own))]
+        tokens = Layout(
+            tuple(tuple(self.boxes(*some, kept, keeper)) for some, keeper in zip(own, keepers, strict=True))
+        )
         return [tokens, tokens, *[Layout(tuple(tuple(self.scales(*some)) for some in own))] * (2 * scales)]
 
-    def boxes(self, runs: Sequence[Heads], start: int, kept: Sequence[int]) -> list[Box]:
-        """Return the boxes [sequence, kv head, token, d] of some runs of heads, run by run."""
+    def boxes(self, runs: Sequence[Heads], start: int, kept: Sequence[int], keeper: int) -> list[Box]:
+        """Return the boxes [sequence, kv head, token, d] of some runs of heads, run by run; of a keeper's tokens."""
         d = Span(0, wide(self.attention))
         return [
-            Box((Span(sequence, sequence + 1), kv, Span(0, tokens), d))
+            Box((Span(sequence, sequence + 1), kv, some, d))
             for kv in self._kv(runs, start)
             for sequence, tokens in enumerate(kept)
-            if tokens
+            for some in self._tokens(keeper, tokens)
         ]
+
+    def _tokens(self, keeper: int, tokens: int) -> list[Span]:
+        """Return which of so many tokens a keeper has."""
+        dealt = self.attention.dealt or (max(tokens, 1),)
+        first = sum(dealt[:keeper])
+        found = [Span(n, n + dealt[keeper]).intersect(Span(0, tokens)) for n in range(first, tokens, sum(dealt))]
+        return [some for some in found if some.size]
 
     def scales(self, runs: Sequence[Heads], start: int) -> list[Box]:
         """Return the boxes [kv head, d] of some runs of heads."""
@@ -120,10 +207,9 @@ class HeadsLayout:
         return [Span(one, other) for one, other in pairwise(edges)]
 
 
-def _cut(array: Numbers, box: Box) -> Numbers:
-    """Return what of a run's cache a box is; it has all heads of the run."""
-    sequence, _, tokens, _ = box.spans
-    return array[sequence.slice, :, tokens.slice]
+def keeper_of(heads: Sequence[Span], rank: int) -> int:
+    """Return which of those who keep something a rank is."""
+    return sum(own.size > 0 for own in heads[:rank])
 
 
 def move_heads(

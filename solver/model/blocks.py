@@ -113,6 +113,10 @@ class BlockKind:
         """Return such a block with another number of units of its axis."""
         raise NotImplementedError
 
+    def among(self, dealt: tuple[int, ...]) -> Self:
+        """Return such a block that shares out what it keeps of tokens: of every sum(dealt) each rank has so many."""
+        return self
+
     def units(self, share: Span) -> dict[str, int]:
         """Return how many units of every axis of its tensors a share of its own axis needs."""
         return {self.axis: share.size}

@@ -186,15 +186,20 @@ def embedding_part(model: Decoder, rows: int) -> Part:
     return part
 
 
-def layer_parts(model: Decoder, number: int, x: Value) -> tuple[list[Part], Value]:
+def layer_parts(model: Decoder, number: int, x: Value, dealt: tuple[int, ...] = ()) -> tuple[list[Part], Value]:
     """Return the parts of a layer that reads these rows of the stream, and the stream after it.
 
     What tensors a block has that none of its parts uses is added where its result joins the stream.
+
+    Parameters
+    ----------
+    dealt
+        As of `BlockKind.among`; none: what is kept of tokens is not shared out.
     """
     stream, parts = model.stream, list[Part]()
     for what, kind in named_blocks(model.layers[number]).items():
         name = f"layers/{number}/{what}"
-        own = kind.parts(name, stream, x)
+        own = (kind.among(dealt) if dealt else kind).parts(name, stream, x)
         used = {tensor.name for part in own for tensor in part.tensors}
         added = tuple(tensor for tensor in kind.tensors(name, stream).values() if tensor.name not in used)
         joined = Join().part(name, stream, x, own[-1].writes, added)
@@ -203,6 +208,7 @@ def layer_parts(model: Decoder, number: int, x: Value) -> tuple[list[Part], Valu
     return parts, x
 
 
-def head_parts(model: Decoder, x: Value) -> tuple[Part, ...]:
-    """Return the part that makes logits of rows of the stream."""
-    return model.head_block.parts("head", model.stream, x)
+def head_parts(model: Decoder, x: Value, *, summed: bool = False) -> tuple[Part, ...]:
+    """Return what makes logits of rows of the stream; `summed`: where ranks have summands of them."""
+    head = model.head_block
+    return (head.summed_parts if summed else head.parts)("head", model.stream, x)

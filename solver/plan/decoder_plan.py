@@ -2,8 +2,9 @@
 
 Within a stage every rank has some units of every axis along which its blocks are cut: some query heads, with the key
 and value heads that these need, some columns of the MLP; what they compute of a block are summands, which all ranks of
-the stage exchange. Passes of many rows, those of prompts, may be cut otherwise: contexts go from who has their heads to
-who has their rows, and all of the layer that follows them is computed there, by ranks that hold all of its weights.
+the stage exchange. Or a block's result is cut by its own columns: all get what is summed over, and then all columns,
+and nothing is added. Passes of many rows, those of prompts, may be cut otherwise: contexts go from who has their heads
+to who has their rows, and all of the layer that follows them is computed there, by ranks that hold all of its weights.
 From stage to stage goes the stream. The ranks of the last stage share out the vocabulary. Rank 0 embeds tokens and
 chooses the next one, with or without a share.
 """
@@ -12,15 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 from solver.base.errors import HeptiError, InfeasiblePlanError
 from solver.base.spans import Partition, Span
-from solver.model.blocks import BlockKind, one_of, tensors_of, total_of
+from solver.model.blocks import BlockKind, one_of, parts_of, tensors_of, total_of
 from solver.model.decoder import Decoder
 from solver.model.kinds.attention import CACHES
-from solver.model.kinds.part import Residual
+from solver.model.kinds.part import HEAD, HIDDEN, Residual
 from solver.model.kinds.weight import BLOCK, PRECISIONS
 from solver.plan.plan import Wire, check_ranks
 
@@ -40,22 +41,42 @@ class DecoderStage:
     rows
         Of a prompt's rows, parts of every rank: who has some computes what follows the contexts of these rows; none:
         prompts are cut as tokens are.
+    keys
+        Of every so many tokens, whose keys and values every rank keeps: all of their heads'; none: who has heads keeps
+        theirs, of all tokens.
+    outputs
+        Of some of these axes: who has which columns of the results of their blocks, instead of summands of all.
     """
 
     layers: Span
     shares: Mapping[str, Partition]
     rows: tuple[float, ...] = ()
+    outputs: Mapping[str, Partition] = field(default_factory=dict)
+    keys: tuple[int, ...] = ()
+
+    @property
+    def dealt(self) -> tuple[int, ...]:
+        """Of every so many tokens, how many each of those keeps who keep some."""
+        return tuple(own for own in self.keys if own)
+
+    def keeper(self, rank: int) -> int:
+        """Return which of those who keep tokens a rank is."""
+        return sum(own > 0 for own in self.keys[:rank])
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Who takes part."""
-        every = zip(*self.shares.values(), strict=True)
-        return tuple(rank for rank, own in enumerate(every) if any(span.size for span in own))
+        numbers = [
+            *(own.counts for own in (*self.shares.values(), *self.outputs.values())),
+            *[self.keys] * bool(self.keys),
+        ]
+        return tuple(rank for rank, own in enumerate(zip(*numbers, strict=True)) if any(own))
 
     @property
     def structure(self) -> tuple[object, ...]:
         """What the steps of a pass through it follow from."""
-        return self.layers, tuple((axis, own.taking) for axis, own in self.shares.items()), self.rows
+        shares = tuple((axis, own.taking) for axis, own in self.shares.items())
+        return self.layers, shares, self.rows, tuple(self.outputs.items()), self.keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +116,9 @@ class DecoderPlan:
         Cover the layers.
     words
         Rows of the head a rank; only ranks of the last stage have any.
+    hidden
+        Columns of the head a rank, where these are shared out: its summands of all logits go to who has the words;
+        None: who has words has all columns of them.
     wire
         How summands travel.
     precision, cache
@@ -127,6 +151,7 @@ class DecoderPlan:
     sequences: int = 1
     two_steps_from: int = ROWS_BY_MPI
     rows_from: int = 0
+    hidden: Partition | None = None
     predicted: DecoderPrediction | None = None
     embedding: Partition | None = None
 
@@ -147,7 +172,8 @@ class DecoderPlan:
         """What the steps of a pass follow from: who has some of what, how much or little it may be."""
         stages = tuple(stage.structure for stage in self.stages)
         embedding = self.embedding and self.embedding.taking
-        return stages, self.words.taking, embedding, self.two_steps_from, self.rows_from, self.sequences
+        ends = self.words.taking, self.hidden, embedding
+        return stages, ends, self.two_steps_from, self.rows_from, self.sequences
 
     def check(self, model: Decoder, ranks: int) -> None:
         """Refuse a plan that does not fit a model and a number of ranks.
@@ -172,8 +198,14 @@ class DecoderPlan:
             raise InfeasiblePlanError(f"the plan has {last} layers, {model.name} has {layers}: share out {layers}")
         for stage in self.stages:
             self._check_shares(model, stage)
+            self._check_outputs(model, stage)
+            self._check_keys(stage)
             self._check_rows(stage)
-        self._check_words("head", model, self.words, self.stages[-1].ranks, "the last stage")
+        last_ranks = self.stages[-1].ranks
+        self._check_words("head", model, self.words, last_ranks, "the last stage")
+        if self.hidden is not None:
+            self._check_columns("head", HIDDEN, model, self.hidden)
+            self._check_idle("head", f"columns of {HIDDEN}", self.hidden, last_ranks, "the last stage")
         if self.embedding is not None:
             at_work = {rank for stage in self.stages for rank in stage.ranks}
             self._check_words("embedding", model, self.embedding, at_work, "a stage")
@@ -187,7 +219,7 @@ class DecoderPlan:
             )
 
     def _check_shares(self, model: Decoder, stage: DecoderStage) -> None:
-        where = f"layers {stage.layers.start} to {stage.layers.stop - 1}"
+        where = _layers(stage)
         kinds, ranks = dict.fromkeys(chain(*model.layers[stage.layers.slice])), len(self.devices)
         for axis in dict.fromkeys((*stage.shares, *(kind.axis for kind in kinds))):
             own = [kind for kind in kinds if kind.axis == axis]
@@ -204,13 +236,52 @@ class DecoderPlan:
                 raise InfeasiblePlanError(
                     f"{where}: {axis} add up to {partition.total}, {model.name} has {has}: share out {has}"
                 )
-            unit = math.lcm(*(cut_unit(kind, model.stream, self.precision) for kind in own))
-            for span in partition:
-                if span.size and (span.start % unit or (span.stop % unit and span.stop != partition.total)):
-                    raise InfeasiblePlanError(
-                        f"{where}: {axis} {span.start} to {span.stop} are cut within {unit}, of which {self.precision} "
-                        f"makes blocks of {BLOCK}: write multiples of {unit}"
-                    )
+            if axis not in stage.outputs:
+                unit = math.lcm(*(cut_unit(kind, model.stream, self.precision) for kind in own))
+                why = f"of which {self.precision} makes blocks of {BLOCK}"
+                _check_units(f"{where}: {axis}", partition, unit, why)
+
+    def _check_outputs(self, model: Decoder, stage: DecoderStage) -> None:
+        where = _layers(stage)
+        for axis, partition in stage.outputs.items():
+            if axis not in stage.shares:
+                raise InfeasiblePlanError(f"{where}: output of {axis}, of which there are no shares: leave it out")
+            for kind in dict.fromkeys(chain(*model.layers[stage.layers.slice])):
+                parts = parts_of(kind, model.stream)
+                if kind.axis == axis and not any(part.cut and HIDDEN in part.axes for part in parts):
+                    raise InfeasiblePlanError(f"{where}: {kind.name} cannot be cut by output: cut it by {axis}")
+            self._check_columns(where, f"output of {axis}", model, partition)
+
+    def _check_columns(self, where: str, what: str, model: Decoder, partition: Partition) -> None:
+        """Refuse columns of the stream that are not all of them, or cut within what goes together."""
+        if len(partition) != len(self.devices):
+            raise InfeasiblePlanError(
+                f"{where}: {len(partition)} numbers of {what} for {len(self.devices)} devices: write one for each"
+            )
+        if partition.total != model.hidden:
+            raise InfeasiblePlanError(
+                f"{where}: columns of {what} add up to {partition.total}, {model.name} has {model.hidden}: share out "
+                f"{model.hidden}"
+            )
+        why = "which have one scale on thin wires and in blocks"
+        _check_units(f"{where}: {what}", partition, model.stream.unit, why)
+
+    def _check_keys(self, stage: DecoderStage) -> None:
+        keys, where = stage.keys, f"{_layers(stage)}: keys"
+        if not keys:
+            return
+        if len(keys) != len(self.devices):
+            raise InfeasiblePlanError(
+                f"{_layers(stage)}: {len(keys)} numbers of keys for {len(self.devices)} devices: write one for each"
+            )
+        if HEAD not in stage.shares:
+            raise InfeasiblePlanError(f"{where}: no block of these layers keeps any, leave them out")
+        if min(keys) < 0 or not any(keys):
+            raise InfeasiblePlanError(f"{where} are {list(keys)}: none may be negative, and somebody must have some")
+        if sum(keys) > self.context:
+            raise InfeasiblePlanError(
+                f"{where} are of every {sum(keys)} tokens, the context has room for {self.context}: write fewer"
+            )
 
     def _check_words(self, what: str, model: Decoder, words: Partition, taking: Collection[int], part: str) -> None:
         """Refuse shares of words that are not all, or of devices that do not take part."""
@@ -222,17 +293,20 @@ class DecoderPlan:
             raise InfeasiblePlanError(
                 f"{what}: words add up to {words.total}, {model.name} has {model.vocab}: share out {model.vocab}"
             )
-        for rank, own in enumerate(words):
+        self._check_idle(what, "words", words, taking, part)
+
+    def _check_idle(self, where: str, what: str, shared: Partition, taking: Collection[int], part: str) -> None:
+        """Refuse shares of devices that do not take part."""
+        for rank, own in enumerate(shared):
             if own.size and rank not in taking:
-                name = self.devices[rank]
                 raise InfeasiblePlanError(
-                    f"{what}: {name} has {own.size} words, and no share of {part}: give it one, or 0 words"
+                    f"{where}: {self.devices[rank]} has {own.size} {what}, and no share of {part}: give it one, or 0"
                 )
 
     def _check_rows(self, stage: DecoderStage) -> None:
         if not stage.rows:
             return
-        where = f"layers {stage.layers.start} to {stage.layers.stop - 1}"
+        where = _layers(stage)
         if len(stage.rows) != len(self.devices):
             raise InfeasiblePlanError(
                 f"{where}: {len(stage.rows)} numbers of rows for {len(self.devices)} devices: write one for each"
@@ -243,6 +317,19 @@ class DecoderPlan:
             raise InfeasiblePlanError(f"{where}: {who} has rows: who has some must have a share of the stage")
         if self.rows_from < ROWS_BY_MPI:
             raise InfeasiblePlanError(f"rows_from is {self.rows_from}, must be {ROWS_BY_MPI} rows at least")
+
+
+def _layers(stage: DecoderStage) -> str:
+    return f"layers {stage.layers.start} to {stage.layers.stop - 1}"
+
+
+def _check_units(where: str, partition: Partition, unit: int, why: str) -> None:
+    """Refuse a cut that is not between units."""
+    for span in partition:
+        if span.size and (span.start % unit or (span.stop % unit and span.stop != partition.total)):
+            raise InfeasiblePlanError(
+                f"{where} {span.start} to {span.stop} are cut within {unit}, {why}: write multiples of {unit}"
+            )
 
 
 def cut_unit(kind: BlockKind, stream: Residual, precision: str) -> int:

@@ -25,6 +25,7 @@ from solver.model.convnet import ConvNet
 from solver.model.decoder import Decoder
 from solver.model.kinds.attention import CACHES, Attention
 from solver.model.kinds.every import KINDS
+from solver.model.kinds.part import HIDDEN, KEY, WORD
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan import old_files
 from solver.plan.decoder_plan import ROWS_BY_MPI, WIRES, DecoderPlan, DecoderPrediction, DecoderStage, kind_names
@@ -45,7 +46,7 @@ from solver.plan.plan import (
 from solver.plan.routes import Route
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan
 
-FORMAT = "hepti-plan/2"
+FORMAT, OUTPUT = "hepti-plan/2", "output"
 AnyPlan = Plan | SegmentPlan | DecoderPlan
 P = TypeVar("P", Plan, SegmentPlan, DecoderPlan)
 Staged = tuple[PlanFields, tuple[str, ...], list[PlanFields]]  # a stage, its devices, its runs
@@ -217,10 +218,10 @@ def _run(run: PlanFields, devices: int) -> tuple[Span, LayerPlan]:
 def _block(name: str, entry: PlanFields, devices: int) -> BlockPlan:
     cuts, unit = {cut_word(name, cut): cut for cut in Cut}, KINDS[name].axis
     word, entry = entry.cut(tuple(cuts))
-    several = {"to_rows": (unit, "rows"), "output": (unit, "output"), "grid": (unit, "output", "rows"), "whole": ()}
+    several = {"to_rows": (unit, "rows"), OUTPUT: (unit, OUTPUT), "grid": (unit, OUTPUT, "rows"), "whole": ()}
     axes = several.get(word, (word,))
-    left = ("rows",) * (word in (unit, "output"))  # where devices have rows behind it; else all have all
-    own = ("keys",) * (word == "rows" and name == Attention.name) + ("groups",) * (word == "to_rows")
+    left = ("rows",) * (word in (unit, OUTPUT))  # where devices have rows behind it; else all have all
+    own = (KEY,) * (word == "rows" and name == Attention.name) + ("groups",) * (word == "to_rows")
     entry.only("cut", *axes, *left, "route", *own)
     by_rows = "rows" in (*axes, *entry.table)
 
@@ -231,12 +232,12 @@ def _block(name: str, entry: PlanFields, devices: int) -> BlockPlan:
         name,
         cuts[word],
         inner=partition(word if word == "sub_blocks" else unit, devices),
-        columns=partition("output", devices * (word != "grid")),
+        columns=partition(OUTPUT, devices * (word != "grid")),
         norm=StreamLayout.ROWS if by_rows else StreamLayout.COLS if word == "sub_blocks" else StreamLayout.FULL,
         rows=parts_of_one(entry.numbers("rows", devices)) if by_rows else None,
         route=Route(entry.word("route", tuple(Route), Route.DIRECT)),
-        keys=tuple(Keys(entry.known(way, "keys", tuple(Keys))) for way in entry.several("keys", str))
-        if "keys" in entry
+        keys=tuple(Keys(entry.known(way, KEY, tuple(Keys))) for way in entry.several(KEY, str))
+        if KEY in entry
         else None,
         groups=entry.count("groups", 1, least=1),
     )
@@ -284,11 +285,14 @@ def _language_model(plan: PlanFields, model: Decoder | None) -> DecoderPlan:
         raise HeptiError(f"this is the plan of {name}{others}, the model is {model.name}: plan again")
     devices, staged = _stages(plan)
     _, last, _ = staged[-1]
+    word, head = plan.sub("head").cut((WORD, HIDDEN))
+    head.only("cut", WORD, *[HIDDEN] * (word == HIDDEN))
     return DecoderPlan(
         devices=devices,
         stages=tuple(_decoder_stage(run, crew, devices, model) for _, crew, runs in staged for run in runs),
-        words=_shared(plan.sub("head"), "words", last, devices),
-        embedding=_shared(plan.sub("embedding"), "words", devices, devices) if "embedding" in plan else None,
+        words=_shared(head, WORD, last, devices),
+        hidden=_shared(head, HIDDEN, last, devices) if word == HIDDEN else None,
+        embedding=_embedded(plan.sub("embedding"), devices) if "embedding" in plan else None,
         precision=plan.word("precision", tuple(PRECISIONS), "float32"),
         cache=plan.word("cache", CACHES, "float32"),
         context=plan.count("context"),
@@ -306,17 +310,28 @@ def _decoder_stage(run: PlanFields, crew: Sequence[str], devices: Sequence[str],
     if not blocks:
         raise run.error(f"there is no block: write what its layers consist of, of {', '.join(KINDS)}")
     shares: dict[str, Partition] = {}
+    outputs: dict[str, Partition | None] = {}
+    keys: tuple[int, ...] = ()
     for name in blocks:
         axis = KINDS[name].axis
-        shared = _shared(run.sub(name), axis, crew, devices)
-        if shares.setdefault(axis, shared) != shared:
+        word, entry = run.sub(name).cut((axis, OUTPUT))
+        entry.only("cut", axis, *[OUTPUT] * (word == OUTPUT), *[KEY] * (name == Attention.name))
+        if KEY in entry:
+            keys = _shared(entry, KEY, crew, devices).counts
+        shared = _shared(entry, axis, crew, devices)
+        output = _shared(entry, OUTPUT, crew, devices) if word == OUTPUT else None
+        if shares.setdefault(axis, shared) != shared or outputs.setdefault(axis, output) != output:
             raise run.error(f"{name} is shared out otherwise than a block before it, also by {axis}: write the same")
     rows = _over(devices, crew, run.numbers("rows", len(crew))) if "rows" in run else ()
-    return DecoderStage(layers, shares, rows)
+    return DecoderStage(layers, shares, rows, {axis: own for axis, own in outputs.items() if own is not None}, keys)
+
+
+def _embedded(embedding: PlanFields, devices: Sequence[str]) -> Partition:
+    _, entry = embedding.cut((WORD,))
+    entry.only("cut", WORD)
+    return _shared(entry, WORD, devices, devices)
 
 
 def _shared(entry: PlanFields, axis: str, crew: Sequence[str], devices: Sequence[str]) -> Partition:
-    """Return who has how many of the only axis by which something can be cut."""
-    _, entry = entry.cut((axis,))
-    entry.only("cut", axis)
+    """Return who has how many of an axis."""
     return Partition.of_counts(map(int, _over(devices, crew, entry.numbers(axis, len(crew), int))))

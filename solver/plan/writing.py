@@ -11,9 +11,11 @@ from solver.base.spans import Partition, Span
 from solver.model.blocks import Cut
 from solver.model.convnet import ConvNet
 from solver.model.decoder import Decoder
+from solver.model.kinds.attention import Attention
 from solver.model.kinds.every import KINDS
+from solver.model.kinds.part import HIDDEN, KEY, WORD
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, kind_names
-from solver.plan.file import FORMAT, OF_LANGUAGE_MODELS, SEGMENT_CUTS, AnyPlan, parts_of_one
+from solver.plan.file import FORMAT, OF_LANGUAGE_MODELS, OUTPUT, SEGMENT_CUTS, AnyPlan, parts_of_one
 from solver.plan.plan import BlockPlan, Plan, Stage, cut_word
 from solver.plan.routes import Route
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, whole_parts
@@ -52,8 +54,10 @@ def plan_table(plan: AnyPlan, model: ConvNet | Decoder | None = None) -> dict[st
     table |= {"devices": list(plan.devices), "stages": stages}
     if isinstance(plan, DecoderPlan):
         if plan.embedding is not None:
-            table["embedding"] = {"cut": "words", "words": list(plan.embedding.counts)}
-        table["head"] = {"cut": "words", "words": _of(_crew(plan, plan.stages[-1]), plan.words.counts)}
+            table["embedding"] = {"cut": WORD, WORD: list(plan.embedding.counts)}
+        shared = {WORD: plan.words} | ({} if plan.hidden is None else {HIDDEN: plan.hidden})
+        crew = _crew(plan, plan.stages[-1])
+        table["head"] = {"cut": [*shared][-1], **{axis: _of(crew, own.counts) for axis, own in shared.items()}}
     if plan.predicted is not None:
         facts = asdict(plan.predicted)
         table["predicted"] = {name: list(fact) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
@@ -82,12 +86,12 @@ def _block(block: BlockPlan, rows: int) -> dict[str, Any]:
     word = cut_word(block.block, block.cut)
     inner = word if block.cut is Cut.SUB_BLOCKS else KINDS[block.block].axis
     table: dict[str, Any] = {"cut": word}
-    table |= {axis: list(own.counts) for axis, own in ((inner, block.inner), ("output", block.columns)) if own}
+    table |= {axis: list(own.counts) for axis, own in ((inner, block.inner), (OUTPUT, block.columns)) if own}
     if block.rows is not None:
         table["rows"] = _whole(block.rows, Partition.of_shares(block.rows, rows).counts if rows else block.rows)
     table |= {} if block.route is Route.DIRECT else {"route": str(block.route)}
     table |= {"groups": block.groups} if block.groups > 1 else {}
-    return table | ({} if block.keys is None else {"keys": list(map(str, block.keys))})
+    return table | ({} if block.keys is None else {KEY: list(map(str, block.keys))})
 
 
 def _segment(segment: Segment, net: ConvNet | None) -> dict[str, Any]:
@@ -106,7 +110,7 @@ def _decoder_stages(plan: DecoderPlan, model: Decoder) -> list[dict[str, Any]]:
         crew = _crew(plan, stage)
         run = {
             "layers": _ends(stage.layers),
-            **{name: _shared(crew, stage, KINDS[name].axis) for name in kind_names(model, stage.layers)},
+            **{name: _block_of(crew, stage, name) for name in kind_names(model, stage.layers)},
             **({"rows": _of(crew, stage.rows)} if stage.rows else {}),
         }
         devices = _of(crew, plan.devices)
@@ -114,8 +118,13 @@ def _decoder_stages(plan: DecoderPlan, model: Decoder) -> list[dict[str, Any]]:
     return tables
 
 
-def _shared(crew: list[int], stage: DecoderStage, axis: str) -> dict[str, Any]:
-    return {"cut": axis, axis: _of(crew, stage.shares[axis].counts)}
+def _block_of(crew: list[int], stage: DecoderStage, name: str) -> dict[str, Any]:
+    axis = KINDS[name].axis
+    shared = {axis: _of(crew, stage.shares[axis].counts)}
+    if axis in stage.outputs:
+        shared[OUTPUT] = _of(crew, stage.outputs[axis].counts)
+    table = {"cut": [*shared][-1], **shared}
+    return table | ({KEY: _of(crew, stage.keys)} if stage.keys and name == Attention.name else {})
 
 
 def _whole(shares: Sequence[float], counts: Sequence[float]) -> list[float]:
@@ -125,8 +134,9 @@ def _whole(shares: Sequence[float], counts: Sequence[float]) -> list[float]:
 
 def _crew(plan: DecoderPlan, stage: DecoderStage) -> list[int]:
     """Return the ranks that have anything of a stage; of the last one also those that have words."""
-    words = plan.words.counts * (stage is plan.stages[-1])
-    numbers = [*(own.counts for own in stage.shares.values()), stage.rows, words]
+    heads = [plan.words, *([] if plan.hidden is None else [plan.hidden])] * (stage is plan.stages[-1])
+    shared = (own.counts for own in (*stage.shares.values(), *stage.outputs.values(), *heads))
+    numbers = [*shared, stage.keys, stage.rows]
     return [rank for rank in range(len(plan.devices)) if any(own[rank] for own in numbers if own)]
 
 

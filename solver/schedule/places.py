@@ -24,6 +24,8 @@ from solver.plan.layout import Box, Layout, moves
 from solver.schedule.regions import box_of, lengths
 from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep, unfolded
 
+SOCKET_NUMBERS = 1 << 16  # of a message that a socket holds while nobody takes it: 256 KiB
+
 RankRun = tuple[tuple[Part, RankRegion], ...]  # what a rank computes in a step: parts, and its region of each
 Used = Sequence[tuple[str, Box]]  # the boxes that a rank has of values, by the names of their places
 FLOAT_BYTES = 4
@@ -199,8 +201,8 @@ def places_of(
 
 
 def by_sockets(step: ExchangeStep) -> bool:
-    """Return whether an exchange goes by connections of our own, not by MPI: where rows are few."""
-    return bool(lengths(step.want[ROW]).max() < ROWS_BY_MPI)
+    """Return whether an exchange goes by connections of our own, not by MPI: where rows are few, and fit a socket."""
+    return bool(lengths(step.want[ROW]).max() < ROWS_BY_MPI and step.moved.max() <= SOCKET_NUMBERS)
 
 
 def arriving(

@@ -20,7 +20,7 @@ from itertools import groupby
 import numpy as np
 
 from solver.base.spans import Span, largest_remainder
-from solver.model.kinds.part import HIDDEN, ROW, WHOLE, Part, Region, Spans, Value, there, whole
+from solver.model.kinds.part import HIDDEN, NUMBER, ROW, WHOLE, Part, Region, Spans, Value, there, whole
 from solver.plan.layout import Layout, moves
 from solver.schedule.regions import Lengths, boxes, hull, lengths, overlaps, volume, within
 
@@ -43,8 +43,8 @@ class PlacedPart:
         Those of its rows that anybody reads; None: all.
     begins
         Whether a computation begins with it: a computation is one graph, and graphs are to have some size.
-    stage
-        Of the plan: whose spans it has.
+    stage, share
+        Of the plan: whose spans it has, and what these are called there, if not as the axis.
     widens
         Whether ranks compute more than their own of it where they read more in the same computation (halos).
     """
@@ -55,11 +55,14 @@ class PlacedPart:
     rows: Span | None = None
     begins: bool = False
     stage: int = 0
+    share: str = ""
     widens: bool = False
 
     def cut(self, spans: Mapping[tuple[int, str], Spans]) -> PlacedPart:
         """Return it with these spans of its stage and axis, if there are any."""
-        found = spans.get((self.stage, self.axis))
+        found = spans.get((self.stage, self.share or self.axis))
+        if found is not None and self.part.along is not None:
+            found = self.part.along[2](found)
         return self if found is None else replace(self, spans=found)
 
     @property
@@ -161,6 +164,15 @@ class ExchangeStep(LayerStep):
         ranks = np.arange(moved.shape[-1])
         moved[..., ranks, ranks] = 0
         return moved
+
+    @property
+    def row(self) -> Lengths | int:
+        """How many numbers of a row rank i sends rank j, [n, i, j]: a row has a scale where it travels in few bits."""
+        last = self.value.axes[-1]
+        if last == NUMBER:
+            return self.value.shape[-1]
+        common = [overlaps({last: own[last]}, {last: self.want[last]}) for own in self.have]
+        return np.asarray(np.maximum(np.max(common, axis=0), 1))
 
     @property
     def coded(self) -> Lengths:
@@ -340,7 +352,8 @@ class _Builder:
         if not partial and np.logical_or.reduce([within(want, own) for own in have]).all():
             return
         run, made = self._when(name)
-        two = partial and self.two_steps(int(lengths(want[ROW]).max()))
+        # What all want alike goes in two; of logits everyone wants others.
+        two = partial and HIDDEN in want and self.two_steps(int(lengths(want[ROW]).max()))
         for step in exchanges(self.names.get(name, name), value, have, want, partial=partial, two_steps=two):
             self.steps.append(replace(step, run=run, layers=made))
         self.have[name] = (want,) if partial else (*have, want)

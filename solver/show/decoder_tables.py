@@ -16,7 +16,7 @@ from solver.base.phrases import counted, ms
 from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.decoder import Decoder
-from solver.model.kinds.part import KV
+from solver.model.kinds.part import KEY, KV
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.plan.writing import plan_table
 from solver.schedule.decoders.asked import TokenRequest
@@ -25,7 +25,7 @@ from solver.show.network_tables import bar, legend
 from solver.show.plan_tables import MOST_LISTED
 from solver.show.system_tables import print_notes
 
-_WITH_KEYS = "with keys\nof"
+_HEADINGS = {KV: "with keys\nof", KEY: "keys of\ntokens"}
 
 
 def decoder_title(model: Decoder, asked: TokenRequest) -> str:
@@ -68,7 +68,7 @@ def _shares(found: PricedDecoder, listed: Sequence[int]) -> Table:
     }
     axes = list(dict.fromkeys(axis for stages in own.values() for _, units in stages for axis in units))
     of_words = found.plan.word_columns
-    headings = ("device", "layers", *(_WITH_KEYS if axis == KV else axis for axis in axes), *of_words)
+    headings = ("device", "layers", *(_HEADINGS.get(axis, axis) for axis in axes), *of_words)
     table = new_table("who has what", *headings, words=2)
     for rank, stages in own.items():
         words = [str(partition[rank].size or "-") for partition in of_words.values()]
@@ -81,11 +81,14 @@ def _units(model: Decoder, stage: DecoderStage, rank: int) -> dict[str, int]:
     """Return how many units of every axis a rank has of the blocks of a stage."""
     kinds = dict.fromkeys(chain(*model.layers[stage.layers.slice]))
     first = {kind.axis: kind for kind in reversed(kinds)}
-    return {
+    found = {
         axis: number
         for kind in kinds if first[kind.axis] is kind
         for axis, number in kind.units(stage.shares[kind.axis][rank]).items()
     }  # fmt: skip
+    if not stage.keys:
+        return found
+    return {KEY if axis == KV else axis: stage.keys[rank] if axis == KV else own for axis, own in found.items()}
 
 
 def _layers(stage: DecoderStage) -> str:
@@ -219,8 +222,16 @@ def print_shares_map(console: Console, found: PricedDecoder) -> None:
         for stage in found.plan.stages
         for axis, partition in stage.shares.items()
     ]
+    rows += [
+        (_layers(stage), f"{columns.total} output of {axis}", columns.counts)
+        for stage in found.plan.stages
+        for axis, columns in stage.outputs.items()
+    ]
+    rows += [(_layers(stage), "tokens' keys", stage.keys) for stage in found.plan.stages if stage.keys]
     rows += [(_layers(stage), "prompts' rows", stage.rows) for stage in found.plan.stages if stage.rows]
     rows.append(("", f"{found.plan.words.total} words", found.plan.words.counts))
+    if (hidden := found.plan.hidden) is not None:
+        rows.append(("", f"{hidden.total} hidden of words", hidden.counts))
     layers, shared = (max(len(str(row[place])) for row in rows) for place in (0, 1))
     width = max(16, console.width - 10 - max(layers, len("layers")) - max(shared, len("shared out")))
     table = new_table("who has what", "layers", "shared out", "first to last", words=3)

@@ -20,10 +20,12 @@ MIXED = "mixed"
 BACKENDS = (ONNXRUNTIME, "numpy", MIXED)
 
 
-def random_plan(world, model, rng, *, stages=1, rows_from=0, embeds=None, **facts):
+def random_plan(world, model, rng, *, stages=1, rows_from=0, outputs=(), keys=0, hidden=False, embeds=None, **facts):
     """Return a plan with shares of any size, also none; every rank is in one stage at most.
 
-    `rows_from`: passes of so many rows are cut by rows; 0: none is. `embeds`: whether words of the embedding are shared
+    `rows_from`: passes of so many rows are cut by rows; 0: none is. `outputs`: of these axes blocks' results are cut by
+    columns. `keys`: of every so many tokens some are kept by each who has a share of a stage, or by nobody else; 0:
+    none is shared out. `hidden`: ranks have summands of all logits. `embeds`: whether words of the embedding are shared
     out; None: that, or rank 0 has it whole.
     """
     ranks = range(world.size)
@@ -44,11 +46,18 @@ def random_plan(world, model, rng, *, stages=1, rows_from=0, embeds=None, **fact
     precision = facts.get("precision", "float32")
     edges = [len(model.layers) * number // stages for number in range(stages + 1)]
     units = {kind.axis: cut_unit(kind, model.stream, precision) for kind in chain(*model.layers)}
+    units |= dict.fromkeys(outputs, 1)  # what they sum over is not cut
     layers = [Span(*ends) for ends in pairwise(edges)]
     made = tuple(
-        DecoderStage(own, {axis: cut(total, n, units[axis]) for axis, total in totals_of(model, own).items()})
+        DecoderStage(
+            own,
+            {axis: cut(total, n, units[axis]) for axis, total in totals_of(model, own).items()},
+            outputs={axis: cut(model.hidden, n, model.stream.unit) for axis in outputs},
+        )
         for n, own in enumerate(layers)
     )
+    if keys:
+        made = tuple(replace(own, keys=cut(keys, number, 1).counts) for number, own in enumerate(made))
     if rows_from:
         made = tuple(replace(own, rows=row_parts(own.ranks)) for own in made)
     words = [rng.random() * (rank in made[-1].ranks) for rank in ranks]
@@ -57,6 +66,10 @@ def random_plan(world, model, rng, *, stages=1, rows_from=0, embeds=None, **fact
     embedded = [rng.random() * (rank in at_work) for rank in ranks]
     embeds = rng.random() < 0.5 and not model.learned_positions if embeds is None else embeds
     embedding = Partition.of_counts(largest_remainder(embedded, model.vocab)) if embeds else None
+    if hidden:
+        parts = [0.01 + rng.random() * (rng.random() < 0.7) if rank in made[-1].ranks else 0.0 for rank in ranks]
+        blocks = largest_remainder(parts, model.hidden // model.stream.unit)
+        facts["hidden"] = Partition.of_counts(own * model.stream.unit for own in blocks)
     names = tuple(f"board-{rank}" for rank in ranks)
     facts = {
         "context": 64,

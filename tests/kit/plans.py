@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from solver.base.spans import Partition, Span
 from solver.model.blocks import Cut
 from solver.model.kinds.attention import Attention
+from solver.model.kinds.part import FFN, HEAD
+from solver.model.kinds.weight import BLOCK
 from solver.model.spec import TextInput, encoder, encoder_widths
 from solver.plan.changes import everything
 from solver.plan.decoder_plan import ROWS_BY_MPI, WIRES, DecoderPlan, DecoderPrediction, DecoderStage, totals_of
@@ -124,14 +126,26 @@ def decoder_plans(draw, model, max_ranks=4):
     ends = sorted({0, len(model.layers)} | draw(inner))
     rows_from = draw(st.sampled_from([0, ROWS_BY_MPI, 99]))
 
-    def over(crew, total):
-        own = dict(zip(crew, Partition.of_shares(draw(shares(len(crew))), total).counts, strict=True))
-        return Partition.of_counts(own.get(rank, 0) for rank in range(ranks))
+    def over(crew, total, unit=1):
+        own = dict(zip(crew, Partition.of_shares(draw(shares(len(crew))), total // unit).counts, strict=True))
+        return Partition.of_counts(own.get(rank, 0) * unit for rank in range(ranks))
 
     stages = [
         DecoderStage(Span(*span), {axis: over(crew, total) for axis, total in totals_of(model, Span(*span)).items()})
         for crew, span in zip(crews, pairwise(ends), strict=True)
     ]
+    if draw(st.booleans()):
+        outputs = draw(st.sampled_from([(HEAD,), (FFN,), (HEAD, FFN)]))
+        stages = [
+            dataclasses.replace(stage, outputs={axis: over(crew, model.hidden, BLOCK) for axis in outputs})
+            for crew, stage in zip(crews, stages, strict=True)
+        ]
+    context = draw(st.integers(1, 512))
+    if draw(st.booleans()):
+        stages = [
+            dataclasses.replace(stage, keys=over(crew, draw(st.integers(1, context))).counts)
+            for crew, stage in zip(crews, stages, strict=True)
+        ]
     if rows_from:
         stages = [dataclasses.replace(stage, rows=over(stage.ranks, 7).counts) for stage in stages]
     seconds, counts = [st.floats(0, 1e6)] * 4, st.integers(0, 10**12)
@@ -144,10 +158,11 @@ def decoder_plans(draw, model, max_ranks=4):
         over(stages[-1].ranks, model.vocab),
         wire=draw(st.sampled_from(WIRES)),
         cache=draw(st.sampled_from(["float32", "int8"])),
-        context=draw(st.integers(1, 512)),
+        context=context,
         sequences=draw(st.integers(1, 9)),
         two_steps_from=draw(st.integers(1, ROWS_BY_MPI)),
         rows_from=rows_from,
+        hidden=draw(st.sampled_from([None, over(stages[-1].ranks, model.hidden, BLOCK)])),
         predicted=draw(st.none() | prediction),
         embedding=over(at_work, model.vocab) if draw(st.booleans()) else None,
     )

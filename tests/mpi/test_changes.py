@@ -9,9 +9,10 @@ import pytest
 from hepti_mpi.comm import group as comm
 from hepti_mpi.engine.load import Preparation, WeightsSource
 from hepti_mpi.engine.network import HeldPlans, HoldPlan, NetworkShare, PreparePlan
-from hepti_mpi.kernels.kinds.held import rows_of
+from hepti_mpi.kernels.kinds.held import columns_of, rows_of
 from hepti_mpi.program.share import Share, key_of
 from solver.model.decoder import decoder_tensors
+from solver.model.kinds.part import FFN, HEAD
 from solver.model.kinds.weight import BLOCK, PRECISIONS
 from solver.schedule.decoders.passes import DecoderPasses
 from tests import sweeps
@@ -136,11 +137,10 @@ def test_of_a_language_model(who, precision, seed, world, folder):
             for name, weight in decoder_tensors(model).items():
                 writer.write(name, 0, random.standard_normal(weight.shape, np.float32))
     world.barrier()
+    facts = {"stages": 1 + seed % 2, "rows_from": 16 * (seed % 2), "precision": precision}
     plans = (
-        decoder_ranks.random_plan(
-            world, model, rng, stages=1 + seed % 2, rows_from=16 * (seed % 2), precision=precision
-        )
-        for _ in range(1 + CHANGES)
+        decoder_ranks.random_plan(world, model, rng, **facts, outputs=(HEAD, FFN)[:number], hidden=number == 1)
+        for number in range(1 + CHANGES)
     )
     with DecoderFile(folder / "m.h5") as file:
         source, share, has = source_of(world, file, who), None, {}
@@ -160,14 +160,18 @@ def test_of_a_language_model(who, precision, seed, world, folder):
 
 def run_bytes(run, precision):
     """Return the bytes in the file of what a rank needs for a run of parts."""
-    own = {tensor.name: (tensor, rows_of(tensor, region)) for part, region in run for tensor in part.tensors}
+    own = {
+        tensor.name: (tensor, rows_of(tensor, region), columns_of(tensor, part, region))
+        for part, region in run
+        for tensor in part.tensors
+    }
     total = 0
-    for tensor, rows in own.values():
+    for tensor, rows, columns in own.values():
         held, summed = tensor.weight.held_in(PRECISIONS[precision]), tensor.weight.summed
+        shape = [rows.size, *(tensor.shape[1:] if columns is None else (columns.size,))]
         if summed is None or held.name == "float32":
-            total += 4 * rows.size * int(np.prod(tensor.shape[1:]))
+            total += 4 * int(np.prod(shape))
             continue
-        shape = [rows.size, tensor.shape[1]]
         shape[summed] = -(-shape[summed] // BLOCK)
         total += shape[0] * shape[1] * (BLOCK * held.bits // 8 + 2 * (1 + held.minima))
     return total

@@ -1,5 +1,7 @@
 """A language model over all ranks: the logits of its passes are those of the whole model, however it is split."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from hepti_mpi.comm.wires import EXACT
 from hepti_mpi.engine.load import WeightsSource
 from hepti_mpi.program.program import PassShape, Program
 from hepti_mpi.program.share import Share
+from solver.model.kinds.part import FFN, HEAD
 from solver.plan.plan import Wire
 from solver.schedule.decoders.cost import price_pass, setting_of
 from solver.schedule.decoders.memory import chunk_numbers
@@ -18,7 +21,17 @@ from tests.kit.decoder_ranks import BACKENDS, on_ranks, random_plan
 from tests.kit.decoders import MODELS, Weights, logits, small_model
 from tests.kit.placed import shorten
 from tests.kit.sized import sized
+from weights.decoders import forward
+from weights.decoders.file import DecoderFile, DecoderWriter
 
+# How else than by heads, columns and words alone, as of `random_plan`.
+CUTS = {
+    "summands": {},
+    "rows": {"rows_from": 8},
+    "columns": {"outputs": (HEAD, FFN)},
+    "keys": {"keys": 9},
+    "hidden": {"hidden": True},
+}
 CHUNKS = (17, 1, 1, 5, 16)  # of rows: a prefill, tokens, what a guess is checked with, a prefill behind others
 
 
@@ -72,6 +85,81 @@ def test_prompts_that_are_cut_by_rows_have_the_same_logits(name, seed, backend, 
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize(
+    ("name", "seed", "backend", "rows_from"),
+    sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 20), BACKENDS, (0, 16)), 3),
+)
+def test_blocks_whose_results_are_cut_by_columns_have_the_same_logits(name, seed, backend, rows_from, world):
+    """Those of attention, of the MLP, or of both, beside prompts that are cut by rows, too."""
+    rng = np.random.default_rng([5, seed])
+    weights = Weights(replace(MODELS[name], hidden=96), seed)
+    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    outputs = ((FFN,), (HEAD,), (HEAD, FFN))[seed % 3]
+    plan = random_plan(world, weights.model, rng, stages=1 + seed % 2, outputs=outputs, rows_from=rows_from)
+
+    found = on_ranks(world, weights, plan, in_chunks(weights, tokens), backend=backend)
+
+    expected = logits(weights, tokens)
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "backend", "keys"), sized(sweeps.cycled(16, MODELS, sweeps.seeds(2, 20), BACKENDS, (5, 64, 31)), 4)
+)
+def test_keys_that_are_shared_out_by_tokens_give_the_same_logits(name, seed, backend, keys, world):
+    """Every few tokens, or the context as a whole; beside results by columns, and prompts by rows, too."""
+    rng = np.random.default_rng([6, seed, keys])
+    weights = Weights(replace(MODELS[name], hidden=96), seed)
+    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    also = ({}, {"outputs": (HEAD,)}, {"rows_from": 16}, {"outputs": (FFN,)})[int(rng.integers(4))]
+    plan = random_plan(world, weights.model, rng, stages=1 + seed % 2, keys=keys, **also)
+
+    found = on_ranks(world, weights, plan, in_chunks(weights, tokens), backend=backend)
+
+    expected = logits(weights, tokens)
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 20), BACKENDS), 3)
+)
+def test_logits_that_are_sums_over_ranks_are_the_same(name, seed, backend, world):
+    """Of a head that is cut by what it sums over; who has its words gets their sums."""
+    rng = np.random.default_rng([8, seed])
+    weights = Weights(replace(MODELS[name], hidden=96), seed)
+    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    plan = random_plan(world, weights.model, rng, stages=1 + seed % 2, hidden=True)
+
+    found = on_ranks(world, weights, plan, in_chunks(weights, tokens), backend=backend)
+
+    expected = logits(weights, tokens)
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("precision", "cuts", "backend"),
+    sized(sweeps.cycled(6, ("int8", "int4", "int4m"), ("columns", "hidden", "keys"), BACKENDS[:2]), 2),
+)
+def test_in_blocks_every_cut_has_the_logits_of_the_whole_model(precision, cuts, backend, world, folder):
+    """Of the numbers that they are by numpy, where onnxruntime rounds activations."""
+    rng = np.random.default_rng([9, len(precision)])
+    model = small_model(hidden=96, ffn=160, d=32, vocab=90)
+    if world.rank == 0:
+        with DecoderWriter(folder / "m.h5", model, "test", precision) as writer:
+            for name, array in Weights(model).arrays.items():
+                writer.write(name, 0, array)
+    world.barrier()
+    tokens = [int(token) for token in rng.integers(0, model.vocab, sum(CHUNKS))]
+    plan = random_plan(world, model, rng, precision=precision, **CUTS[cuts])
+
+    with DecoderFile(folder / "m.h5") as weights:
+        found = on_ranks(world, weights, plan, in_chunks(weights, tokens), backend=backend)
+        expected = forward.logits(model, weights.read, tokens)
+
+    error = np.sqrt(np.square(found - expected).mean()) / np.sqrt(np.square(expected).mean())
+    assert error < (1e-5 if backend == "numpy" else 0.03)
+
+
 @pytest.mark.parametrize(("name", "stages"), sized([("llama", 1), ("gemma2", 2), ("olmo2", 3)]))
 def test_rows_that_nobody_asks_for_change_nothing(name, stages, world):
     """Of the last layer only those are computed whose words are asked for; what is kept of the others is."""
@@ -96,14 +184,14 @@ def test_rows_that_nobody_asks_for_change_nothing(name, stages, world):
 
 
 @pytest.mark.parametrize(
-    ("wire", "stages", "rows", "by_rows"),
-    sized(sweeps.cycled(9, (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8), (1, 2, 3), (1, 9), (0, 8)), 3),
+    ("wire", "stages", "rows", "cuts"),
+    sized(sweeps.cycled(9, (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8), (1, 2, 3), (1, 9), CUTS), 4),
 )
-def test_bytes_that_are_sent_are_those_that_were_priced(wire, stages, rows, by_rows, world):
+def test_bytes_that_are_sent_are_those_that_were_priced(wire, stages, rows, cuts, world):
     """Of every rank, of what rank 0 says and hears, too: from pass to pass of one shape."""
     rng = np.random.default_rng([stages, rows])
     weights = Weights(small_model(hidden=64))
-    plan = random_plan(world, weights.model, rng, stages=stages, rows_from=by_rows, wire=wire)
+    plan = random_plan(world, weights.model, rng, stages=stages, wire=wire, **CUTS[cuts])
     s = setting_of(weights.model, boards(*[1e9] * world.size), plan)
 
     def lead(ranks):
@@ -120,14 +208,12 @@ def test_bytes_that_are_sent_are_those_that_were_priced(wire, stages, rows, by_r
     assert sent[at_work].tolist() == priced[at_work].tolist()
 
 
-@pytest.mark.parametrize(
-    ("stages", "by_rows", "seed"), sized(sweeps.cycled(6, (1, 2, 3), (0, 8), sweeps.seeds(2, 20)), 3)
-)
-def test_memory_of_a_pass_is_that_which_was_priced(stages, by_rows, seed, world):
+@pytest.mark.parametrize(("stages", "cuts", "seed"), sized(sweeps.cycled(6, (1, 2, 3), CUTS, sweeps.seeds(2, 20)), 4))
+def test_memory_of_a_pass_is_that_which_was_priced(stages, cuts, seed, world):
     """Of every rank, to the byte, where numbers travel as they are; with what arrives."""
     rng = np.random.default_rng([7, stages, seed])
     weights = Weights(small_model(layers=5, hidden=64))
-    plan = random_plan(world, weights.model, rng, stages=stages, rows_from=by_rows)
+    plan = random_plan(world, weights.model, rng, stages=stages, **CUTS[cuts])
     direct, rows = Direct(world), plan.context
     share = Share(DecoderPasses(weights.model, plan), world.rank)
     WeightsSource(world, weights).complete(share.lacking())
@@ -174,12 +260,15 @@ def test_an_embedding_that_is_cut_by_words_makes_the_same_stream(stages, sequenc
         assert best.logits[place] == pytest.approx(logits(weights, [*text, 5])[-1].max(), rel=1e-5)
 
 
-@pytest.mark.parametrize("role", ["words", "output", "down", "logits"])
-def test_a_span_that_is_one_too_short_is_noticed(role, world, monkeypatch):
+@pytest.mark.parametrize(
+    ("role", "cuts"),
+    [("words", None), ("output", "summands"), ("down", "summands"), ("logits", "summands"), ("sums", "hidden")],
+)
+def test_a_span_that_is_one_too_short_is_noticed(role, cuts, world, monkeypatch):
     """The last unit that somebody has of a part is computed by nobody: logits are others."""
-    weights = Weights(MODELS["llama"])
+    weights = Weights(replace(MODELS["llama"], hidden=640))
     rng = np.random.default_rng(3)
-    plan = random_plan(world, weights.model, rng, embeds=role == "words")
+    plan = random_plan(world, weights.model, rng, **(CUTS[cuts] if cuts else {}), embeds=role == "words")
     tokens = [weights.model.vocab - 1, *rng.integers(0, weights.model.vocab, sum(CHUNKS) - 1).tolist()]
     shorten(monkeypatch, role)
 
@@ -189,24 +278,37 @@ def test_a_span_that_is_one_too_short_is_noticed(role, world, monkeypatch):
     assert np.abs(found - expected).max() > 1e-3 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(("wire", "within"), [(Wire.FLOAT16, 0.02), (Wire.INT8, 0.2)])
-def test_thin_wires_cost_little(wire, within, world):
+@pytest.mark.parametrize(
+    ("wire", "within", "cuts"), [(*wire, cuts) for cuts in CUTS for wire in ((Wire.FLOAT16, 0.02), (Wire.INT8, 0.2))]
+)
+def test_thin_wires_cost_little(wire, within, cuts, world):
     """And give the same on all ranks, or their streams would drift apart."""
     rng = np.random.default_rng(7)
-    weights = Weights(MODELS["llama"])
+    weights = Weights(replace(MODELS["llama"], hidden=96))
     tokens = [int(token) for token in rng.integers(0, 50, sum(CHUNKS))]
 
-    found = on_ranks(world, weights, random_plan(world, weights.model, rng), in_chunks(weights, tokens), wire)
+    plan = random_plan(world, weights.model, rng, **CUTS[cuts])
+    found = on_ranks(world, weights, plan, in_chunks(weights, tokens), wire)
 
     expected = logits(weights, tokens)
     assert np.abs(found - expected).max() < within * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(("name", "stages"), [("llama", 1), ("gemma2", 2), ("llama", 3)])
-def test_several_sequences_in_one_pass_do_not_feel_each_other(name, stages, world):
+@pytest.mark.parametrize(
+    ("name", "stages", "cuts"),
+    [
+        ("llama", 1, "summands"),
+        ("gemma2", 2, "summands"),
+        ("llama", 3, "columns"),
+        ("llama", 1, "keys"),
+        ("gemma2", 2, "keys"),
+        ("gemma2", 2, "hidden"),
+    ],
+)
+def test_several_sequences_in_one_pass_do_not_feel_each_other(name, stages, cuts, world):
     """Nor where each stage computes some of them while others compute the rest."""
     rng = np.random.default_rng(3)
-    weights = Weights(MODELS[name])
+    weights = Weights(replace(MODELS[name], hidden=96))
     model = weights.model
     texts = [[int(token) for token in rng.integers(0, model.vocab, size)] for size in (9, 20, 1)]
 
@@ -215,7 +317,7 @@ def test_several_sequences_in_one_pass_do_not_feel_each_other(name, stages, worl
             ranks.compute(place, np.array([text]), [0], chosen=1, count=1)
         return ranks.compute(0, np.full((3, 1), 5), [len(text) for text in texts], chosen=1, count=2)
 
-    best = on_ranks(world, weights, random_plan(world, model, rng, stages=stages), lead)
+    best = on_ranks(world, weights, random_plan(world, model, rng, stages=stages, **CUTS[cuts]), lead)
 
     for place, text in enumerate(texts):
         expected = logits(weights, [*text, 5])[-1]
@@ -223,7 +325,8 @@ def test_several_sequences_in_one_pass_do_not_feel_each_other(name, stages, worl
         assert best.logits[place] == pytest.approx(np.sort(expected)[:-3:-1], rel=1e-5)
 
 
-def test_what_is_forgotten_is_overwritten(world):
+@pytest.mark.parametrize("cuts", ["summands", "keys"])
+def test_what_is_forgotten_is_overwritten(cuts, world):
     """A guess that was wrong leaves keys behind: the next pass starts before them."""
     rng = np.random.default_rng(4)
     weights = Weights(MODELS["qwen3"])
@@ -234,6 +337,6 @@ def test_what_is_forgotten_is_overwritten(world):
             best = ranks.compute(0, np.array([rows]), [start], chosen=1, count=1)
         return best
 
-    best = on_ranks(world, weights, random_plan(world, weights.model, rng), lead)
+    best = on_ranks(world, weights, random_plan(world, weights.model, rng, **CUTS[cuts]), lead)
 
     assert best.ids[0, 0] == logits(weights, tokens)[-1].argmax()

@@ -175,10 +175,10 @@ def test_what_is_drawn_depends_on_the_seed_alone(world):
 
 
 @pytest.mark.parametrize(
-    ("name", "backend"),
-    sweeps.cycled(6, MODELS if sweeps.ALL else ["llama", "gemma2", "gpt2", "partial"], BACKENDS),
+    ("name", "backend", "keys"),
+    sweeps.cycled(8, MODELS if sweeps.ALL else ["llama", "gemma2", "gpt2", "partial"], BACKENDS, (0, 7)),
 )
-def test_an_int8_cache_costs_little(name, backend, world):
+def test_an_int8_cache_costs_little(name, backend, keys, world):
     """As much as rounding does: a sixteenth of its scale a number, and a text beyond its sample is not cut off."""
     rng = np.random.default_rng(9)
     weights = Weights(MODELS[name])
@@ -197,26 +197,33 @@ def test_an_int8_cache_costs_little(name, backend, world):
         assert generation
         return np.concatenate(found)
 
-    found = on_ranks(world, weights, random_plan(world, weights.model, rng, cache="int8"), lead, backend=backend)
+    plan = random_plan(world, weights.model, rng, cache="int8", keys=keys)
+    found = on_ranks(world, weights, plan, lead, backend=backend)
 
     expected = logits(weights, text)
     assert np.sqrt(np.square(found - expected).mean()) < 0.05 * np.sqrt(np.square(expected).mean())
 
 
 @pytest.mark.parametrize(
-    ("name", "seed", "cache", "backend"),
+    ("name", "seed", "cache", "backend", "keys"),
     sized(
-        sweeps.cycled(6, ["llama", "one-kv-head", "qwen3", "gpt2"], sweeps.seeds(2, 10), ["float32", "int8"], BACKENDS),
-        3,
+        sweeps.cycled(
+            8, ["llama", "one-kv-head", "qwen3", "gpt2"], sweeps.seeds(2, 10), ["float32", "int8"], BACKENDS,
+            [(0, 0, 0), (0, 5, 64), (7, 7, 0)],
+        ),
+        5,
     ),
-)
-def test_a_change_of_plan_between_tokens_changes_no_token(name, seed, cache, backend, world):
-    """Keys and values go with their heads, of all sequences; halves that stay where they are stay as they are."""
+)  # fmt: skip
+def test_a_change_of_plan_between_tokens_changes_no_token(name, seed, cache, backend, keys, world):
+    """Keys and values go with their heads, or by tokens, of all sequences; what stays where it is stays as it is."""
     rng = np.random.default_rng(seed)
     weights = Weights(MODELS[name], seed)
     model = weights.model
     facts = {"context": 64, "sequences": 2, "cache": cache}
-    plans = [random_plan(world, model, rng, stages=1 + (seed + number) % 2, **facts) for number in range(3)]
+    plans = [
+        random_plan(world, model, rng, stages=1 + (seed + number) % 2, keys=own, **facts)
+        for number, own in enumerate(keys)
+    ]
     plans.append(replace(plans[-1], words=plans[-1].words))
     prompts = texts(rng, model.vocab, 21, 9)
 

@@ -26,7 +26,7 @@ from solver.cluster.decoder_curves import DecoderPart
 from solver.model.blocks import Block, BlockKind, Cut
 from solver.model.decoder import Decoder, decoder_tensors
 from solver.model.kinds.every import KINDS
-from solver.model.kinds.part import ROW, Part, PartTensor, TensorUse, Value
+from solver.model.kinds.part import HIDDEN, ROW, Part, PartTensor, TensorUse, Value
 from solver.model.kinds.weight import Weight
 from solver.model.spec import ModelSpec, Run, TextInput, attention_block, mlp_block, residual, tensor_shapes
 from solver.plan.decoder_plan import DecoderPlan
@@ -226,8 +226,8 @@ class Gated(BlockKind):
         into = tuple(tensors[leaf] for leaf in tensors if leaf.startswith(("norm/", "one/", "three/")))
         return (
             Part(f"{name}/gates", self, stream, "gates", axes, (x,), inner, into),
-            Part(f"{name}/shut", self, stream, "shut", axes, (inner,), stream.value(name, x.shape[0]),
-                 (tensors["two/weight"],), cut=True),
+            Part(f"{name}/shut", self, stream, "shut", axes | {HIDDEN: x.shape[1]}, (inner,),
+                 stream.value(name, x.shape[0]), (tensors["two/weight"],), cut=True),
         )  # fmt: skip
 
 
@@ -357,11 +357,16 @@ def test_a_language_model_with_it_is_planned_and_runs_as_priced(backend, gated_m
 
 @pytest.mark.sizes
 @pytest.mark.parametrize(
-    ("stages", "rows_from", "backend"), sized(sweeps.cycled(4, [1, 2], [0, 8], ["numpy", "onnxruntime"]), 2)
+    ("stages", "rows_from", "backend", "outputs"),
+    sized(sweeps.cycled(4, [1, 2], [0, 8], ["numpy", "onnxruntime"], [(), (GATES,)]), 2),
 )
-def test_it_is_cut_unevenly_by_rows_and_otherwise_from_a_token_on(stages, rows_from, backend, gated_model, world):
+def test_it_is_cut_unevenly_by_rows_and_otherwise_from_a_token_on(
+    stages, rows_from, backend, outputs, gated_model, world
+):
+    """Also by columns of its result."""
     rng = np.random.default_rng([world.size, stages, rows_from])
-    plan, then = (random_plan(world, gated_model, rng, stages=stages, rows_from=rows_from) for _ in "ab")
+    facts = {"stages": stages, "rows_from": rows_from, "outputs": outputs}
+    plan, then = (random_plan(world, gated_model, rng, **facts) for _ in "ab")
 
     check_decoder(world, gated_model, plan, backend, then)
 

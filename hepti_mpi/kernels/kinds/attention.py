@@ -18,7 +18,7 @@ import numpy as np
 from onnx import TensorProto
 
 from hepti_mpi.kernels.kinds.graph import PartGraph
-from hepti_mpi.kernels.kinds.heads import HEAD_MULTIPLE, runs_of, wide
+from hepti_mpi.kernels.kinds.heads import runs_of, wide
 from hepti_mpi.kernels.kinds.held import Matrix
 from hepti_mpi.kernels.ort import CONTRIBUTED
 from solver.base.arrays import Array
@@ -33,14 +33,19 @@ TURNED_MULTIPLE = 16  # and turns those of a multiple of so many itself, twice s
 def turns_itself(attention: Attention) -> bool:
     """Return whether the operator turns heads."""
     rope = attention.rope
-    return rope is not None and not wide(attention) % TURNED_MULTIPLE and not rope.width % TURNED_MULTIPLE
+    return (
+        rope is not None
+        and not attention.dealt
+        and not wide(attention) % TURNED_MULTIPLE
+        and not rope.width % TURNED_MULTIPLE
+    )
 
 
 def add_keys(graph: PartGraph, part: Part, region: RankRegion) -> None:
     """Add the keys and values of some heads, as they are kept but for the cache."""
-    attention, heads = _kind(part), region[KV]
-    keys = _turned(graph, part, _heads(graph, part, region, "k", "key", heads), "k", heads)
-    values = _heads(graph, part, region, "v", "value", heads)
+    attention, heads = kind_of(part), region[KV]
+    keys = turned(graph, part, heads_of(graph, part, region, "k", "key", heads), "k", heads)
+    values = heads_of(graph, part, region, "v", "value", heads)
     if graph.cache == "int8":
         for name, value in (("keys", keys), ("values", values)):
             graph.node("Identity", [value], graph.gives(name, ["batch", "rows", heads.size * wide(attention)]))
@@ -50,12 +55,14 @@ def add_keys(graph: PartGraph, part: Part, region: RankRegion) -> None:
 def add_queries(graph: PartGraph, part: Part, region: RankRegion) -> None:
     """Add the queries of some heads."""
     heads = region[HEAD]
-    graph.heads["q"] = _turned(graph, part, _heads(graph, part, region, "q", "query", heads), "q", heads)
+    graph.heads["q"] = turned(graph, part, heads_of(graph, part, region, "q", "query", heads), "q", heads)
+    if part.writes.name in graph.leaves:
+        graph.node("Identity", [graph.heads["q"]], part.writes.name)
 
 
 def add_contexts(graph: PartGraph, part: Part, region: RankRegion) -> None:
     """Add the operator, once for every run of heads."""
-    attention, d = _kind(part), wide(_kind(part))
+    attention, d = kind_of(part), wide(kind_of(part))
     runs = runs_of(attention, region[HEAD])
     counts = {"q": [run.query for run in runs], "k": [run.kv for run in runs], "v": [run.kv for run in runs]}
     parts = [_split(graph, graph.heads[name], name, [d * count for count in own]) for name, own in counts.items()]
@@ -89,18 +96,19 @@ def add_output(graph: PartGraph, part: Part, region: RankRegion) -> None:
     (contexts,), matrix = part.reads, graph.matrix(part, "output/weight", region)
     here = contexts.name in graph.made
     if here and contexts.name not in graph.leaves:  # as wide as the operator gives them
-        matrix = _widened(_kind(part), matrix, 0)
+        matrix = _widened(kind_of(part), matrix, 0)
     graph.product(graph.heads["c"] if here else graph.value(contexts), part.writes.name, matrix)
 
 
-def _kind(part: Part) -> Attention:
+def kind_of(part: Part) -> Attention:
+    """Return the attention whose part it is."""
     assert isinstance(part.kind, Attention)
     return part.kind
 
 
-def _heads(graph: PartGraph, part: Part, region: RankRegion, name: str, leaf: str, heads: Span) -> str:
+def heads_of(graph: PartGraph, part: Part, region: RankRegion, name: str, leaf: str, heads: Span) -> str:
     """Add the product that makes queries, keys or values, and their norm."""
-    attention, n = _kind(part), graph.read(part)
+    attention, n = kind_of(part), graph.read(part)
     matrix, bias = graph.matrix(part, f"{leaf}/weight", region), graph.vector(part, f"{leaf}/bias", region)
     x = graph.product(
         n, name, _widened(attention, matrix, 1), None if bias is None else _widened_array(attention, bias, 0)
@@ -110,13 +118,13 @@ def _heads(graph: PartGraph, part: Part, region: RankRegion, name: str, leaf: st
         return x
     if attention.whole_norms:  # of all heads; then come those that are this rank's
         x = graph.scaled(x, f"{name}.whole", weight, None, part.stream.eps)
-        return _columns(graph, x, f"{name}.own", heads.scaled(attention.head_dim))
+        return graph.columns(x, f"{name}.own", heads.scaled(attention.head_dim))
     return _head_norm(graph, x, name, weight, attention.head_dim, part.stream.eps)
 
 
-def _turned(graph: PartGraph, part: Part, x: str, name: str, heads: Span) -> str:
+def turned(graph: PartGraph, part: Part, x: str, name: str, heads: Span) -> str:
     """Add what turns heads, where the operator does not."""
-    attention = _kind(part)
+    attention = kind_of(part)
     rope = attention.rope
     if rope is None or turns_itself(attention):
         return x
@@ -135,17 +143,17 @@ def _tables(graph: PartGraph, attention: Attention) -> list[str]:
 def _narrowed(graph: PartGraph, attention: Attention, x: str) -> str:
     """Add contexts without the columns of zeros that heads were given."""
     d = attention.head_dim
-    if not d % HEAD_MULTIPLE:
+    if d == wide(attention):
         return x
     apart = graph.constant("contexts.heads", np.array([0, 0, -1, wide(attention)], np.int64))
     flat = graph.constant("contexts.flat", np.array([0, 0, -1], np.int64))
-    cut = _columns(graph, graph.node("Reshape", [x, apart], "contexts.apart"), "contexts.cut", Span(0, d))
+    cut = graph.columns(graph.node("Reshape", [x, apart], "contexts.apart"), "contexts.cut", Span(0, d))
     return graph.node("Reshape", [cut, flat], "contexts.narrow")
 
 
 def _widened(attention: Attention, matrix: Matrix, axis: int) -> Matrix:
     """Return a matrix with zeros after the columns of every head, as wide as the operator takes them."""
-    if not attention.head_dim % HEAD_MULTIPLE:
+    if attention.head_dim == wide(attention):
         return matrix
     assert isinstance(matrix, np.ndarray)
     return _widened_array(attention, matrix, axis)
@@ -153,7 +161,7 @@ def _widened(attention: Attention, matrix: Matrix, axis: int) -> Matrix:
 
 def _widened_array(attention: Attention, array: Array, axis: int) -> Array:
     d = attention.head_dim
-    if not d % HEAD_MULTIPLE:
+    if d == wide(attention):
         return array
     before, after = array.shape[:axis], array.shape[axis + 1 :]
     found = np.zeros((*before, array.shape[axis] // d, wide(attention), *after), np.float32)
@@ -168,12 +176,6 @@ def _head_norm(graph: PartGraph, x: str, name: str, weight: Array, d: int, eps: 
     apart = graph.node("Reshape", [x, heads], f"{name}.apart")
     normed = graph.scaled(apart, f"{name}.own", weight, None, eps)
     return graph.node("Reshape", [normed, flat], f"{name}.normed")
-
-
-def _columns(graph: PartGraph, x: str, y: str, columns: Span) -> str:
-    """Add some columns of x."""
-    ends = {name: np.array([n], np.int64) for name, n in (("from", columns.start), ("to", columns.stop), ("axis", -1))}
-    return graph.node("Slice", [x, *(graph.constant(f"{y}.{name}", end) for name, end in ends.items())], y)
 
 
 def _split(graph: PartGraph, x: str, name: str, widths: Sequence[int]) -> list[str]:

@@ -19,6 +19,7 @@ from hepti_mpi.kernels.kinds.block_nodes import block_node, constants_of, give_b
 from hepti_mpi.kernels.kinds.held import Matrix, TensorSource, rows_of
 from hepti_mpi.kernels.ort import ACTIVATIONS, CONTRIBUTED, Session, make_session
 from solver.base.arrays import Array, Numbers
+from solver.base.spans import Span
 from solver.model.kinds.part import Part, PartTensor, RankRegion, Value
 from solver.model.kinds.weight import BLOCK
 
@@ -129,6 +130,12 @@ class PartGraph:
             self.node("ReduceSum", [self.node("Reshape", [x, apart], f"{x}.apart"), axis], sums, keepdims=0)
         self.large[f"{y}.minima"] = minima
         return self.node("Add", [symmetric, self.node("MatMul", [sums, f"{y}.minima"], f"{y}.of_minima")], y)
+
+    def columns(self, x: str, y: str, columns: Span) -> str:
+        """Add some columns of x."""
+        ends = (("from", columns.start), ("to", columns.stop), ("axis", -1))
+        constants = [self.constant(f"{y}.{name}", np.array([n], np.int64)) for name, n in ends]
+        return self.node("Slice", [x, *constants], y)
 
     def norm(self, x: str, y: str, part: Part, leaf: str) -> str:
         """Add the norm of the stream that a part has under this name; return x where it has none."""

@@ -13,6 +13,7 @@ from solver.base.errors import HeptiError
 from solver.base.spans import Span
 from solver.model.kinds.attention import Attention, Rope
 
+UNSEEN = -1e30  # is added to the score of a token that a row does not see: no float32 is left of it beside another
 HEAD_MULTIPLE = 8  # the operator takes heads of a multiple of so many columns
 
 
@@ -32,7 +33,7 @@ def check_width(name: str, attention: Attention, precision: str) -> None:
     HeptiError
         If the model of this name cannot have them.
     """
-    if attention.head_dim % HEAD_MULTIPLE and (precision != "float32" or attention.qk_norm):
+    if wide(attention) != attention.head_dim and (precision != "float32" or attention.qk_norm):
         what = "of normed heads" if attention.qk_norm else f"in {precision}"
         raise HeptiError(
             f"model {name}: a head is {attention.head_dim} wide, {what} it must be a multiple of {HEAD_MULTIPLE}"
@@ -40,7 +41,12 @@ def check_width(name: str, attention: Attention, precision: str) -> None:
 
 
 def wide(attention: Attention) -> int:
-    """Return how wide heads are as the operator takes them: columns of zeros change nothing."""
+    """Return how wide heads are as the operator takes them: columns of zeros change nothing.
+
+    Where tokens are shared out, the operator is not asked.
+    """
+    if attention.dealt:
+        return attention.head_dim
     return -(-attention.head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
 
 

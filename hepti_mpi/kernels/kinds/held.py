@@ -8,7 +8,7 @@ from typing import Protocol
 from hepti_mpi.kernels.blocks import Blocks
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
-from solver.model.kinds.part import Part, PartTensor, RankRegion
+from solver.model.kinds.part import HIDDEN, Part, PartTensor, RankRegion
 
 Matrix = Array | Blocks  # an Array is [in, out], or such a view of one that lies as [out, in]
 
@@ -49,3 +49,9 @@ class MakeRun(Protocol):
 def rows_of(tensor: PartTensor, region: RankRegion) -> Span:
     """Return which rows of a tensor a region needs."""
     return tensor.rows(region[tensor.axis]) if tensor.axis else Span(0, tensor.weight.shape[0])
+
+
+def columns_of(tensor: PartTensor, part: Part, region: RankRegion) -> Span | None:
+    """Return which columns of a tensor a region of its part needs; None: all."""
+    width = part.columns(tensor, 1) if HIDDEN in region else None
+    return None if width is None or region[HIDDEN].size == part.axes[HIDDEN] else region[HIDDEN].scaled(width)

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from hepti_mpi.kernels.blocks import Blocks
-from hepti_mpi.kernels.kinds.heads import runs_of, wide
+from hepti_mpi.kernels.kinds.heads import UNSEEN, runs_of, wide
 from hepti_mpi.kernels.kinds.held import Matrix, TensorSource, rows_of
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span, tiles
@@ -22,7 +22,7 @@ from solver.model.kinds.attention import Attention
 from solver.model.kinds.embedding import WORDS, Embedding
 from solver.model.kinds.head import Head
 from solver.model.kinds.mlp import Mlp
-from solver.model.kinds.part import HEAD, KV, WORD, Part, RankRegion
+from solver.model.kinds.part import HEAD, HIDDEN, KEY, KV, WORD, Part, RankRegion
 from weights.decoders.forward import bent, capped, contexts, normed, turned
 
 BLOCK_NUMBERS = 1 << 17  # of a matrix in blocks, as float32 at a time: they stay in a cache
@@ -103,9 +103,50 @@ def keys(own: HeldPart, values: RunValues) -> None:
         values[name] = np.pad(heads, [*[(0, 0)] * 3, (0, missing)]) if missing else heads
 
 
+def new_keys(own: HeldPart, values: RunValues) -> None:
+    """Compute keys and values of some heads, side by side, for all who keep some tokens."""
+    made = (
+        _turned(own, _heads(own, "key", own.region[KV], values), values),
+        _heads(own, "value", own.region[KV], values),
+    )
+    values[own.part.writes.name] = np.stack(made, 3)
+
+
 def queries(own: HeldPart, values: RunValues) -> None:
     """Compute the queries of some heads."""
-    values["queries"] = _turned(own, _heads(own, "query", own.region[HEAD], values), values)
+    values["queries"] = values[own.part.writes.name] = _turned(
+        own, _heads(own, "query", own.region[HEAD], values), values
+    )
+
+
+def kept(own: HeldPart, values: RunValues) -> None:
+    """Compute nothing: what keeps them has written new keys and values before (`hepti_mpi.program.state`)."""
+
+
+def attend_to_some(own: HeldPart, values: RunValues) -> None:
+    """Compute contexts of the tokens that this rank keeps, each with the logarithm of its sum of exponentials."""
+    attention, K, d = _attention(own), _attention(own).kv_heads, _attention(own).head_dim
+    (until,) = values["until"].tolist()
+    q = values[own.part.reads[0].name]
+    q = q.reshape(*q.shape[:2], K, -1, d).transpose(0, 2, 3, 1, 4)  # [batch, kv heads, group, rows, d]
+    k, v = (_numbers(values[name][:, :, None, :until], values.get(f"{name}.scale")) for name in ("k0", "v0"))
+    tokens, (start, stop) = np.arange(until), (values[name][..., None] for name in ("from", "to"))
+    hidden = np.where((start <= tokens) & (tokens < stop), np.float32(0), np.float32(UNSEEN))[:, None, None]
+    scores = capped(q @ k.swapaxes(-1, -2) * np.float32(attention.scale or d**-0.5), attention.softcap) + hidden
+    best = scores.max(-1, keepdims=True)
+    powers = np.exp(scores - best)
+    total = powers.sum(-1, keepdims=True)
+    found = np.concatenate([powers @ v / total, best + np.log(total)], -1)
+    values[own.part.writes.name] = found.transpose(0, 3, 1, 2, 4)  # [batch, rows, kv heads, group, d + 1]
+
+
+def joined(own: HeldPart, values: RunValues) -> None:
+    """Compute what contexts of some tokens each are together: a mean by their sums of exponentials."""
+    both = values[own.part.reads[0].name]
+    both = both.reshape(*both.shape[:2], own.region[KEY].size, own.region[HEAD].size, -1)
+    found, log_sum = both[..., :-1], both[..., -1:]
+    powers = np.exp(log_sum - log_sum.max(2, keepdims=True))
+    values[own.part.writes.name] = ((found * powers).sum(2) / powers.sum(2)).reshape(*both.shape[:2], -1)
 
 
 def attend(own: HeldPart, values: RunValues) -> None:
@@ -155,26 +196,44 @@ def join(own: HeldPart, values: RunValues) -> None:
     values[own.part.writes.name] = x + own.norm(s, "post_norm")
 
 
+def sums(own: HeldPart, values: RunValues) -> None:
+    """Compute summands of all logits, of some columns of the stream."""
+    columns = own.region[HIDDEN].scaled(own.part.stream.unit)
+    values[own.part.writes.name] = multiplied(own.read(values, "final_norm")[..., columns.slice], _words(own))
+
+
 def logits(own: HeldPart, values: RunValues) -> None:
-    """Compute the logits of some words."""
-    head = own.part.kind
+    """Compute the logits of some words; of their sums where these have been made."""
+    head, (read,) = own.part.kind, own.part.reads
     assert isinstance(head, Head)
-    (matrix,) = (own.tensors[tensor.leaf] for tensor in own.part.tensors if tensor.axis == WORD)
-    values[own.part.writes.name] = capped(multiplied(own.read(values, "final_norm"), matrix), head.softcap)
+    made = multiplied(own.read(values, "final_norm"), _words(own)) if own.tensors else values[read.name]
+    values[own.part.writes.name] = capped(made, head.softcap)
+
+
+def _words(own: HeldPart) -> Matrix:
+    return next(own.tensors[tensor.leaf] for tensor in own.part.tensors if tensor.axis == WORD)
 
 
 # By a part's role.
 NUMBERS: Mapping[str, Callable[[HeldPart, RunValues], None]] = {
     "words": words,
     "keys": keys,
+    "new keys": new_keys,
     "queries": queries,
+    "kept": kept,
     "contexts": attend,
+    "partial contexts": attend_to_some,
+    "joined contexts": joined,
     "output": output,
     "up": up,
     "down": down,
     "join": join,
+    "sums": sums,
     "logits": logits,
 }
+
+
+TURNS = ("keys", "new keys", "queries")  # parts whose heads turn
 
 
 class NumpyRun:
@@ -207,14 +266,16 @@ class NumpyRun:
         for own in self._parts:
             if own.part.recalls:
                 names += self._state(own)
-        return names
+            if own.part.role in TURNS and _attention(own).rope:
+                names += ["places", "cos", "sin"]
+        return [*dict.fromkeys(names)]
 
     def _state(self, own: HeldPart) -> list[str]:
         """Return the names of what attention takes besides rows."""
         attention = _attention(own)
         caches = [f"{which}{run}" for run in range(len(runs_of(attention, own.region[HEAD]))) for which in "kv"]
         scales = [f"{name}.scale" for name in caches] if self._cache == "int8" else []
-        return ["last", *caches, *scales, *(["places", "cos", "sin"] if attention.rope else [])]
+        return [*(["from", "to", "until"] if attention.dealt else ["last"]), *caches, *scales]
 
     def bound(self, inputs: Mapping[str, Numbers], outputs: Mapping[str, Numbers]) -> Callable[[], object]:
         """Return a call that computes these arrays of those; a cache is written where it is taken from."""
@@ -261,6 +322,11 @@ def _kept(cache: Numbers, scale: Array | None, new: Array, stop: int) -> Array:
     levels = np.rint(new.swapaxes(0, 1) / by_head)
     cache[:, place] = np.clip(levels, INT8.min, INT8.max)
     return cache[:, :stop] * by_head
+
+
+def _numbers(cache: Numbers, scale: Array | None) -> Array:
+    """Return what a cache [batch, kv heads, 1, tokens, d] has, in float32."""
+    return cache if scale is None else cache * scale.reshape(cache.shape[1], 1, 1, -1)
 
 
 def _contexts(attention: Attention, q: Array, k: Array, v: Array) -> Array:

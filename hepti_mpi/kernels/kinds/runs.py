@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from hepti_mpi.kernels.kinds import attention, head, join, mlp
+from hepti_mpi.kernels.kinds import attention, head, join, mlp, shared_tokens
 from hepti_mpi.kernels.kinds.graph import AddNodes, PartGraph
 from hepti_mpi.kernels.kinds.held import TensorSource
 from hepti_mpi.kernels.ort import Session
@@ -13,12 +13,17 @@ from solver.model.kinds.part import Part, RankRegion
 # By a part's role.
 NODES: Mapping[str, AddNodes] = {
     "keys": attention.add_keys,
+    "new keys": shared_tokens.add_new_keys,
     "queries": attention.add_queries,
+    "kept": shared_tokens.add_kept,
     "contexts": attention.add_contexts,
+    "partial contexts": shared_tokens.add_partial_contexts,
+    "joined contexts": shared_tokens.add_joined_contexts,
     "output": attention.add_output,
     "up": mlp.add_up,
     "down": mlp.add_down,
     "join": join.add_join,
+    "sums": head.add_sums,
     "logits": head.add_logits,
 }
 

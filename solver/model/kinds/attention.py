@@ -18,8 +18,10 @@ from solver.model.blocks import Axis, BlockKind, Inner
 from solver.model.kinds.part import (
     HEAD,
     HIDDEN,
+    KEY,
     KV,
     NUMBER,
+    PAIR,
     ROW,
     Part,
     PartTensor,
@@ -28,10 +30,14 @@ from solver.model.kinds.part import (
     Spans,
     TensorUse,
     Value,
+    as_they_are,
 )
 from solver.model.kinds.weight import Weight
 
 CACHES = ("float32", "int8")  # what keys and values are kept in
+SEEN_ROWS = 32  # that attend at a time to tokens that are shared out: of all heads and tokens there are scores
+FROM = f"{KEY} from"  # the first of some keepers
+PARTIAL = "partial contexts"  # of who keeps some tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +69,7 @@ class Attention(BlockKind):
     name: ClassVar[str] = "attention"
     curve: ClassVar[str] = "attention"
     axis: ClassVar[str] = HEAD
-    later: ClassVar[tuple[str, ...]] = ("whole_norms", "causal", "buckets")
+    later: ClassVar[tuple[str, ...]] = ("whole_norms", "causal", "buckets", "dealt")
 
     heads: int  # A
     kv_heads: int  # K
@@ -78,6 +84,7 @@ class Attention(BlockKind):
     whole_norms: bool = False  # of these norms: over all heads' queries, and all keys, at once (OLMo 2)
     causal: bool = True  # whether a row sees none that follow it
     buckets: int = 0  # of distances between rows, each with a number that a head adds to scores (MPNet); 0: none is
+    dealt: tuple[int, ...] = ()  # of every so many tokens how many each keeper has of a plan that shares them out
 
     @property
     def group(self) -> int:
@@ -91,6 +98,17 @@ class Attention(BlockKind):
     def resized(self, total: int) -> Self:
         """Return such an attention of so many query heads, whole groups."""
         return replace(self, heads=total, kv_heads=total // self.group)
+
+    def among(self, dealt: tuple[int, ...]) -> Self:
+        """Return such an attention whose keys and values are shared out by tokens."""
+        return replace(self, dealt=dealt)
+
+    def kept_by(self, keeper: int, tokens: Any) -> Any:
+        """Return how many of the first tokens a keeper has; also of many, [...]."""
+        if not self.dealt:
+            return tokens
+        before, own, every = sum(self.dealt[:keeper]), self.dealt[keeper], sum(self.dealt)
+        return tokens // every * own + np.clip(tokens % every - before, 0, own)
 
     def units(self, share: Span) -> dict[str, int]:
         """Return how many query heads, and key and value heads, a share of query heads needs."""
@@ -108,7 +126,16 @@ class Attention(BlockKind):
         return 2 * units[KV] * self.head_dim
 
     def recalled(self, units: Mapping[str, int], rows: int, behind: int) -> float:
-        """Return how many columns of query heads rows have, each as often as it sees a token."""
+        """Return how many columns of query heads rows have, each as often as it sees a token.
+
+        Where tokens are shared out, `units` says who keeps them: so many keepers from `FROM` on.
+        """
+        if self.dealt:
+            places = behind + np.arange(1, rows + 1)
+            hidden = np.maximum(places - self.window, 0) * bool(self.window)
+            keepers = range(units[FROM], units[FROM] + units[KEY])
+            seen = sum(int((self.kept_by(own, places) - self.kept_by(own, hidden)).sum()) for own in keepers)
+            return float(seen) * units[HEAD] * self.head_dim
         return rows * self.seen(rows, behind) * units[HEAD] * self.head_dim
 
     def seen(self, rows: int, behind: int) -> float:
@@ -137,7 +164,7 @@ class Attention(BlockKind):
 
     def check_in_decoder(self) -> None:
         """Refuse what sees rows that follow, or adds distances to scores."""
-        for field, must_be in (("causal", True), ("buckets", 0)):
+        for field, must_be in (("causal", True), ("buckets", 0), ("dealt", ())):
             if (found := getattr(self, field)) != must_be:
                 raise HeptiError(f"attention: {field} is {found}, must be {must_be} in a language model")
 
@@ -191,19 +218,39 @@ class Attention(BlockKind):
         kept = Value(f"{name}/cache", (KV,), (self.kv_heads,), state=True)
         queries = Value(f"{name}/queries", (ROW, HEAD, NUMBER), (rows, self.heads, d))
         contexts = Value(f"{name}/contexts", (ROW, HEAD, NUMBER), (rows, self.heads, d))
-        heads = {ROW: rows, HEAD: self.heads}
+        heads, kv = {ROW: rows, HEAD: self.heads}, {ROW: rows, KV: self.kv_heads}
+        into, reach = some("norm", "key", "value", "key_norm"), {(kept.name, KV): self._kv_of}
+        output = Part(f"{name}/output", self, stream, "output", heads | {HIDDEN: x.shape[1]}, (contexts,),
+                      stream.value(name, rows), some("output")[:1], cut=True)  # fmt: skip
+        asked = some("norm", "query", "query_norm")
+        if not self.dealt:
+            return (
+                Part(f"{name}/keys", self, stream, "keys", kv, (x,), kept, into),
+                Part(f"{name}/queries", self, stream, "queries", heads, (x,), queries, asked),
+                Part(f"{name}/contexts", self, stream, "contexts", heads, (queries, kept), contexts, (), reach),
+                output,
+            )
+        # Who keeps some tokens gets all queries, and new keys and values; contexts of some tokens each come with the
+        # logarithm of their sum of exponentials, and are joined where they are read.
+        new = Value(f"{name}/new keys", (ROW, KV, PAIR, NUMBER), (rows, self.kv_heads, 2, d))
+        keepers = heads | {KEY: len(self.dealt)}
+        partial = Value(f"{name}/{PARTIAL}", (ROW, KEY, HEAD, NUMBER), (rows, len(self.dealt), self.heads, d + 1))
         return (
-            Part(f"{name}/keys", self, stream, "keys", {ROW: rows, KV: self.kv_heads}, (x,), kept,
-                 some("norm", "key", "value", "key_norm")),
-            Part(f"{name}/queries", self, stream, "queries", heads, (x,), queries, some("norm", "query", "query_norm")),
-            Part(f"{name}/contexts", self, stream, "contexts", heads, (queries, kept), contexts, (),
-                 {(kept.name, KV): self._kv_of}),
-            Part(f"{name}/output", self, stream, "output", heads | {HIDDEN: x.shape[1]}, (contexts,),
-                 stream.value(name, rows), some("output")[:1], cut=True),
+            Part(f"{name}/new keys", self, stream, "new keys", kv, (x,), new, into, along=(KV, HEAD, self._kv_spans)),
+            Part(f"{name}/queries", self, stream, "queries", heads, (x,), queries, asked,
+                 along=(HEAD, HEAD, as_they_are)),
+            Part(f"{name}/kept", self, stream, "kept", kv, (new,), kept),
+            Part(f"{name}/{PARTIAL}", self, stream, PARTIAL, keepers, (queries, kept), partial, (), reach,
+                 along=(KEY, KEY, as_they_are)),
+            Part(f"{name}/joined contexts", self, stream, "joined contexts", keepers, (partial,), contexts),
+            output,
         )  # fmt: skip
 
     def _kv_of(self, region: Region) -> Spans:
-        start, stop = region[HEAD][..., 0], region[HEAD][..., 1]
+        return self._kv_spans(region[HEAD])
+
+    def _kv_spans(self, heads: Spans) -> Spans:
+        start, stop = heads[..., 0], heads[..., 1]
         return np.stack(self._kv_ends(start, stop), -1) * (stop > start)[..., None]
 
     def _kv_ends(self, start: Any, stop: Any) -> tuple[Any, Any]:

@@ -7,7 +7,18 @@ from typing import ClassVar, Self
 
 from solver.model.blocks import BlockKind
 from solver.model.kinds.embedding import WORDS
-from solver.model.kinds.part import HIDDEN, ROW, WORD, Part, PartTensor, Residual, TensorUse, Value
+from solver.model.kinds.part import (
+    HIDDEN,
+    ROW,
+    WORD,
+    Part,
+    PartTensor,
+    Residual,
+    TensorUse,
+    Value,
+    as_they_are,
+    whole,
+)
 from solver.model.kinds.weight import Weight
 
 
@@ -36,6 +47,21 @@ class Head(BlockKind):
 
     def parts(self, name: str, stream: Residual, x: Value) -> tuple[Part, ...]:
         """Return its part."""
-        rows, tensors = x.shape[0], tuple(self.tensors(name, stream).values())
-        return (Part(f"{name}/logits", self, stream, "logits", {ROW: rows, WORD: self.words, HIDDEN: x.shape[1]}, (x,),
-                     Value(f"{name}/logits", (ROW, WORD), (rows, self.words)), tensors, cut=True),)  # fmt: skip
+        tensors, words = tuple(self.tensors(name, stream).values()), {ROW: x.shape[0], WORD: self.words}
+        logits = Value(f"{name}/logits", (ROW, WORD), tuple(words.values()))
+        return (
+            Part(
+                f"{name}/logits", self, stream, "logits", words | {HIDDEN: x.shape[1]}, (x,), logits, tensors, cut=True
+            ),
+        )
+
+    def summed_parts(self, name: str, stream: Residual, x: Value) -> tuple[Part, ...]:
+        """Return its parts where ranks share out what it sums over: summands, of all words; then logits."""
+        ((tensors, logits),) = ((part.tensors, part.writes) for part in self.parts(name, stream, x))
+        sums, words = replace(logits, name=f"{name}/sum of logits"), dict(zip(logits.axes, logits.shape, strict=True))
+        norm = {(x.name, HIDDEN): lambda _: whole(x.shape[1])}  # which is of all of a row
+        return (
+            Part(f"{name}/sums", self, stream, "sums", words | {HIDDEN: x.shape[1]}, (x,), sums, tensors, norm,
+                 along=(HIDDEN, HIDDEN, as_they_are)),
+            Part(f"{name}/logits", self, stream, "logits", words, (sums,), logits, cut=True),
+        )  # fmt: skip

@@ -26,6 +26,8 @@ from solver.model.precision import FLOAT32, Precision
 
 # Axes, as plans and tables call them. NUMBER is what lies side by side in the unit of another axis, and is never cut.
 ROW, HIDDEN, HEAD, KV, FFN, WORD, NUMBER = "rows", "hidden", "heads", "kv heads", "columns", "words", "numbers"
+KEY = "keys"  # who keeps which tokens' keys and values; a unit is a rank that keeps some
+PAIR = "keys and values"  # of two, side by side
 WHOLE = "whole"  # in place of an axis: everyone who takes part computes all of it
 
 Spans = NDArray[np.int64]  # [..., 2]
@@ -202,6 +204,9 @@ class Part:
         By a value's name and an axis of it: where a region reaches, if neither is so.
     cut
         Whether ranks cut it along the axis of its kind; else it is computed where it is read.
+    along
+        Along what it is cut always, if anything: the axis, the one whose shares a plan says, and how spans of it follow
+        from these.
     rounds
         By an axis: what comes out where a region is wanted, if that is more (whole groups of channels).
     sure
@@ -218,6 +223,7 @@ class Part:
     tensors: tuple[PartTensor, ...] = ()
     reach: Mapping[tuple[str, str], Reaching] = field(default_factory=dict)
     cut: bool = False
+    along: tuple[str, str, Callable[[Spans], Spans]] | None = None
     rounds: Mapping[str, Reaching] = field(default_factory=dict)
     sure: bool = False
 
@@ -230,6 +236,15 @@ class Part:
     def recalls(self) -> bool:
         """Whether it reads what is kept from pass to pass."""
         return any(value.state for value in self.reads)
+
+    def columns(self, tensor: PartTensor, units: int | None) -> int | None:
+        """Return how many columns of a tensor so many units of the stream's columns need; None: all.
+
+        A matrix of a part that has columns of the stream has these as its second dimension.
+        """
+        if units is None or HIDDEN not in self.axes or len(tensor.shape) < 2:
+            return None
+        return tensor.shape[1] // self.axes[HIDDEN] * units
 
     def result(self, region: Region) -> dict[str, Spans]:
         """Return the box of what it writes."""
@@ -284,6 +299,11 @@ def _looks(part: Part) -> list[tuple[Value, bool, list[tuple[str, bool]]]]:
         looks = [(axis, same and (value.name, axis) not in part.reach) for axis in value.axes]
         found.append((value, all(keeps for _, keeps in looks), looks))
     return found
+
+
+def as_they_are(spans: Spans) -> Spans:
+    """Return the spans of a part that is cut as its plan says."""
+    return spans
 
 
 @lru_cache(maxsize=256)

@@ -22,7 +22,8 @@ from solver.cluster.curves import Floats, Kernel
 from solver.cluster.decoder_curves import DecoderPart, DecoderSpeeds
 from solver.model.blocks import BlockKind, parts_of
 from solver.model.decoder import Decoder
-from solver.model.kinds.part import ROW, Part, Region
+from solver.model.kinds.attention import FROM
+from solver.model.kinds.part import HIDDEN, KEY, ROW, Part, Region
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage
 from solver.plan.plan import Wire
@@ -108,9 +109,12 @@ class DecoderSetting:
         key = tuple(part.role for part in parts), parts[0].kind, tuple(units.items()), behind
         if key not in self.kept:
             kind, rows = parts[0].kind, units[ROW]
-            tensors = {tensor.name: tensor for part in parts for tensor in part.tensors}.values()
+            tensors = {tensor.name: (part, tensor) for part in parts for tensor in part.tensors}.values()
             precision = PRECISIONS[self.precision]
-            size = sum(tensor.held_bytes(precision, units.get(tensor.axis)) for tensor in tensors)
+            size = sum(
+                tensor.held_bytes(precision, units.get(tensor.axis), part.columns(tensor, units.get(HIDDEN)))
+                for part, tensor in tensors
+            )
             found = self._part_s(DecoderPart(kind.curve), rows, size)
             if any(part.recalls for part in parts):
                 recalled = kind.recalled(units, rows, behind)
@@ -212,13 +216,11 @@ def moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
 
 
 def _moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
-    width = step.value.shape[-1] if len(step.value.axes) > 1 else 1
-    coded = step.name not in EXACT_NAMES
-    row_bytes = s.wire.row_bytes(width) if coded else FLOAT_BYTES * width
-    matrix = (step.moved[0] // width * row_bytes).astype(float)
-    if not coded:
-        return _with_messages(s, matrix, 0.0, 0.0)
-    exchange = of_matrix(matrix, coded=step.coded[0] // width * row_bytes)
+    if step.name in EXACT_NAMES:
+        return _with_messages(s, (FLOAT_BYTES * step.moved[0]).astype(float), 0.0, 0.0)
+    rows = step.moved // step.row
+    matrix = (step.moved[0] * s.wire.bits // 8 + rows[0] * s.wire.scale_bytes).astype(float)
+    exchange = of_matrix(matrix, coded=step.coded[0] / np.maximum(step.moved[0].sum(1), 1) * matrix.sum(1))
     encode, _, decode, add = cpu_seconds(exchange, s.wire, s.machine.bank, adds=step.partial)
     return _with_messages(s, matrix, encode, decode + add)
 
@@ -331,6 +333,9 @@ def _of_block(s: DecoderSetting, behind: int, some: Sequence[tuple[Part, Region]
     """Return the seconds of some parts of a block, [n, p]."""
     parts = [part for part, _ in some]
     units = {axis: lengths(spans) for _, region in some for axis, spans in region.items()}
+    for part, region in some:
+        if part.recalls and KEY in region:
+            units[FROM] = region[KEY][..., 0]
     known = s.kept.setdefault((tuple(part.role for part in parts), parts[0].kind, behind), {})
     table = np.stack(np.broadcast_arrays(*units.values()), -1)
     found, rows = np.zeros(table.shape[:-1]), list(units).index(ROW)

@@ -15,10 +15,11 @@ from solver.base.spans import Span
 from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
 from solver.model.blocks import BlockKind, parts_of, tensors_of, total_of
 from solver.model.decoder import Decoder
-from solver.model.kinds.part import WORD, PartTensor
+from solver.model.kinds.attention import SEEN_ROWS, Attention
+from solver.model.kinds.part import WORD, PartTensor, TensorUse
 from solver.model.kinds.weight import PRECISIONS
 from solver.model.precision import Precision
-from solver.plan.decoder_plan import DecoderPlan
+from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.plan.layout import Box
 from solver.plan.plan import Wire
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
@@ -78,9 +79,19 @@ class RankMemory:
         return self.weights + self.embedding + self.cache + self.work
 
 
-def block_bytes(model: Decoder, kind: BlockKind, units: Mapping[str, int], precision: Precision) -> int:
-    """Return the bytes of a block's weights, of so many units of every axis (`BlockKind.units`)."""
-    return _bytes(tensors_of(kind, model.stream).values(), units, precision) * (units[kind.axis] > 0)
+def block_bytes(
+    model: Decoder, kind: BlockKind, units: Mapping[str, int], precision: Precision, output: int | None = None
+) -> int:
+    """Return the bytes of a block's weights, of so many units of every axis (`BlockKind.units`).
+
+    `output`: how many columns of its result, where these are shared out.
+    """
+    tensors = tensors_of(kind, model.stream).values()
+    if output is None:
+        return _bytes(tensors, units, precision) * (units[kind.axis] > 0)
+    summing = [own for own in tensors if own.use is TensorUse.OUT and len(own.shape) > 1]
+    others = _bytes((own for own in tensors if own not in summing), units, precision) * (units[kind.axis] > 0)
+    return others + sum(own.held_bytes(precision, columns=output) for own in summing)
 
 
 def rows_bytes(model: Decoder, kind: BlockKind, precision: Precision) -> int:
@@ -96,6 +107,14 @@ def words_bytes(model: Decoder, words: int, precision: Precision) -> int:
     return block_bytes(model, model.head_block, {WORD: words}, precision)
 
 
+def summed_bytes(model: Decoder, columns: int, precision: Precision) -> int:
+    """Return the bytes of some columns of the head, and of the norm before it."""
+    tensors = model.head_block.tensors("head", model.stream).values()
+    return sum(own.held_bytes(precision, columns=columns if len(own.shape) > 1 else None) for own in tensors) * (
+        columns > 0
+    )
+
+
 def embedding_bytes(model: Decoder) -> int:
     """Return the bytes of the embedded words that rank 0 keeps; it reads one from the file once."""
     return FLOAT_BYTES * min(WORDS_KEPT, model.vocab) * model.hidden
@@ -104,6 +123,20 @@ def embedding_bytes(model: Decoder) -> int:
 def cache_bytes(kind: BlockKind, units: Mapping[str, int], cache: str, tokens: int) -> int:
     """Return the bytes of what a block keeps of so many tokens."""
     return kind.kept_numbers(units) * tokens * NUMBER_BYTES[cache]
+
+
+def shared_bytes(model: Decoder, kind: Attention, plan: DecoderPlan, stage: DecoderStage, rank: int) -> tuple[int, int]:
+    """Return what is kept of a rank's tokens where these are shared out, and what it takes to attend to them, in bytes.
+
+    That is scores, of some rows at a time, as they are, hidden and as powers; and keys and values in float32.
+    """
+    if not stage.keys[rank]:
+        return 0, 0
+    room = int(kind.among(stage.dealt).kept_by(stage.keeper(rank), plan.context))
+    units = whole_units(model, kind)
+    rows = max(min(CHUNK_ROWS, plan.context, SEEN_ROWS), plan.sequences)
+    numbers = 3 * rows * kind.heads + 2 * kind.kv_heads * kind.head_dim
+    return cache_bytes(kind, units, plan.cache, room * plan.sequences), FLOAT_BYTES * numbers * room
 
 
 def whole_units(model: Decoder, kind: BlockKind) -> dict[str, int]:
@@ -171,7 +204,7 @@ def _of_rank(
     model: Decoder, plan: DecoderPlan, rank: int, precision: Precision, numbers: int | None = None
 ) -> RankMemory:
     """Return what a rank needs that has so many numbers of values in a pass; None: at the most."""
-    weights, cache, width, shared = 0, 0, 0, 0
+    weights, cache, width, shared, seen = 0, 0, 0, 0, 0
     tokens = plan.context * plan.sequences
     for stage in plan.stages:
         if rank not in stage.ranks:
@@ -181,21 +214,30 @@ def _of_rank(
             layers = len(list(alike))
             for kind in layer:
                 units = kind.units(stage.shares[kind.axis][rank])
-                weights += layers * block_bytes(model, kind, units, precision)
-                cache += layers * cache_bytes(kind, units, plan.cache, tokens)
+                output = stage.outputs[kind.axis][rank].size if kind.axis in stage.outputs else None
+                weights += layers * block_bytes(model, kind, units, precision, output)
+                if stage.keys and isinstance(kind, Attention):
+                    kept, scores = shared_bytes(model, kind, plan, stage, rank)
+                    cache, seen = cache + layers * kept, max(seen, scores)
+                else:
+                    cache += layers * cache_bytes(kind, units, plan.cache, tokens)
                 width = max(width, kind.made_columns(units))
                 if stage.rows and stage.rows[rank]:
                     weights += layers * rows_bytes(model, kind, precision)
                     if not any(part.recalls for part in parts_of(kind, model.stream)):
                         width = max(width, kind.made_columns(whole_units(model, kind)))
     words = plan.words[rank].size
-    weights += words_bytes(model, words, precision)
+    if plan.hidden is None:
+        weights += words_bytes(model, words, precision)
+    else:
+        weights += summed_bytes(model, plan.hidden[rank].size, precision)
     if plan.embedding is not None:
         weights += block_bytes(model, model.embedding, {WORD: plan.embedding[rank].size}, precision)
     embedding = embedding_bytes(model) if rank == 0 and plan.embedding is None else 0
-    if not weights and not embedding:
+    if not weights and not embedding and not cache:
         return RankMemory(0, 0, 0, 0)
-    return RankMemory(weights, embedding, cache, work_bytes(model, plan, width, words, shared=shared, numbers=numbers))
+    work = seen + work_bytes(model, plan, width, words, shared=shared, numbers=numbers)
+    return RankMemory(weights, embedding, cache, work)
 
 
 def decoder_lacks(cluster: Cluster, memory: tuple[RankMemory, ...]) -> str:

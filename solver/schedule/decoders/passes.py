@@ -66,4 +66,10 @@ class DecoderPasses:
             for number in range(stage.layers.start, stage.layers.stop):
                 for name, kind in named_blocks(self.model.layers[number]).items():
                     if isinstance(kind, Attention):
-                        yield f"layers/{number}/{name}/cache", kind, tuple(stage.shares[kind.axis])
+                        heads = tuple(stage.shares[kind.axis])
+                        if stage.keys:
+                            kind, heads = (
+                                kind.among(stage.dealt),
+                                tuple(Span(0, kind.heads * (own > 0)) for own in stage.keys),
+                            )
+                        yield f"layers/{number}/{name}/cache", kind, heads

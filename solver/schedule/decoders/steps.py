@@ -15,7 +15,8 @@ import numpy as np
 
 from solver.base.spans import Partition, Span
 from solver.model.decoder import Decoder, embedding_part, head_parts, layer_parts
-from solver.model.kinds.part import HIDDEN, NUMBER, ROW, WHOLE, WORD, Part, Spans, Value, whole
+from solver.model.kinds.attention import PARTIAL
+from solver.model.kinds.part import HIDDEN, KEY, NUMBER, ROW, WHOLE, WORD, Part, Spans, Value, whole
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.regions import some_have, spans_of, taking
 from solver.schedule.schedule import (
@@ -37,7 +38,8 @@ OWN, CANDIDATE_NUMBERS = 2, 3  # what a rank tells of itself after a pass, float
 HANDED_OUT, CANDIDATES = "tokens", "candidates"  # exchanges by rank 0, before a pass and behind it
 BEFORE = -1  # the stage of what is computed before the first one
 STREAM_NAME, SUM = "stream", "sum of"
-EXACT_NAMES = (STREAM_NAME, HANDED_OUT, CANDIDATES)  # of exchanges whose numbers do not travel as the plan's wire says
+# Of exchanges whose numbers do not travel as the plan's wire says.
+EXACT_NAMES = (STREAM_NAME, PARTIAL, HANDED_OUT, CANDIDATES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,13 +79,41 @@ def pass_schedule(
     return planned(pass_parts(model, stages_of(plan, rows), rows, chosen, folded=folded), plan)
 
 
-def stages_of(plan: DecoderPlan, rows: int) -> tuple[tuple[Span, bool], ...]:
-    """Return the layers of a plan's stages, and whether a pass of so many rows is cut by rows there."""
-    return tuple((stage.layers, bool(stage.rows) and rows >= plan.rows_from) for stage in plan.stages)
+@dataclass(frozen=True, slots=True)
+class StageCuts:
+    """How a pass is cut in a stage.
+
+    Parameters
+    ----------
+    by_rows
+        Whether what follows contexts is cut by rows.
+    outputs
+        Along which axes blocks are cut whose results are cut by columns.
+    dealt
+        As of `BlockKind.among`.
+    by_hidden
+        Of the last stage: whether ranks have summands of all logits.
+    """
+
+    layers: Span
+    by_rows: bool = False
+    outputs: frozenset[str] = frozenset()
+    dealt: tuple[int, ...] = ()
+    by_hidden: bool = False
+
+
+def stages_of(plan: DecoderPlan, rows: int) -> tuple[StageCuts, ...]:
+    """Return how a pass of so many rows is cut in a plan's stages."""
+    found = []
+    for stage in plan.stages:
+        by_rows = bool(stage.rows) and rows >= plan.rows_from
+        outputs, by_hidden = frozenset(() if by_rows else stage.outputs), plan.hidden is not None
+        found.append(StageCuts(stage.layers, by_rows, outputs, stage.dealt, by_hidden))
+    return tuple(found)
 
 
 def pass_parts(
-    model: Decoder, stages: Sequence[tuple[Span, bool]], rows: int, chosen: int, *, folded: bool = False
+    model: Decoder, stages: Sequence[StageCuts], rows: int, chosen: int, *, folded: bool = False
 ) -> PassParts:
     """Return the parts of a pass of rows.
 
@@ -98,14 +128,17 @@ def pass_parts(
     x = embedding.writes
     layers: list[tuple[Span, list[PlacedPart]]] = []
     names = {x.name: STREAM_NAME}
-    for number, (stage, by_rows) in enumerate(stages):
-        for span in _runs(model, stage) if folded else _each(stage):
-            parts, x = layer_parts(model, span.start, x)
-            layers.append((span, _placed(parts, number, by_rows=by_rows)))
-            names |= {part.writes.name: _brings(part) for part in parts}
+    for number, stage in enumerate(stages):
+        for span in _runs(model, stage.layers) if folded else _each(stage.layers):
+            parts, x = layer_parts(model, span.start, x, stage.dealt)
+            placed = _placed(parts, number, stage)
+            layers.append((span, placed))
+            names |= {own.part.writes.name: _brings(own) for own in placed}
         if number + 1 < len(stages):
             names[x.name] = STREAM_NAME
-    layers.append((NOWHERE, _placed(head_parts(model, x), len(stages) - 1, by_rows=False)))
+    head = _placed(head_parts(model, x, summed=stages[-1].by_hidden), len(stages) - 1, StageCuts(NOWHERE))
+    layers.append((NOWHERE, head))
+    names |= {own.part.writes.name: _brings(own) for own in head}
     every = [placed for _, some in layers for placed in some]
     read = read_rows(every, {every[-1].part.writes.name: Span(rows - chosen, rows)})
     left = {placed.part.name: placed for placed in read}
@@ -120,6 +153,12 @@ def planned(parts: PassParts, plan: DecoderPlan) -> tuple[AnyStep, ...]:
         spans[number, WHOLE] = taking(stage.ranks, ranks) * whole(1)
         if stage.rows:
             spans[number, ROW] = _spans([Partition.of_shares(stage.rows, stream.shape[0])])
+        if stage.keys:
+            spans[number, KEY] = _spans([Partition.of_counts(int(own > 0) for own in stage.keys)])
+        for axis, columns in stage.outputs.items():
+            spans[number, output_of(axis)] = -(-_spans([columns]) // stream.shape[-1])
+    if plan.hidden is not None:
+        spans[len(plan.stages) - 1, HIDDEN] = -(-_spans([plan.hidden]) // stream.shape[-1])
     layers = [(span, [placed.cut(spans) for placed in some]) for span, some in parts.layers]
     before = ComputeStep(())
     if plan.embedding is None:
@@ -191,31 +230,49 @@ def _runs(model: Decoder, stage: Span) -> Iterator[Span]:
         start = stop
 
 
-def _placed(parts: Iterable[Part], stage: int, *, by_rows: bool) -> list[PlacedPart]:
+def _placed(parts: Sequence[Part], stage: int, cuts: StageCuts) -> list[PlacedPart]:
     """Return parts as the ranks of a stage cut them.
 
     By rows, what is kept stays where it is: who has it computes with it for all rows, and others go on with theirs. A
-    computation begins with what all compute, and where it goes over from one cut to the other.
+    computation begins with what all compute, and where it goes over from one cut to the other: there rows may end that
+    nobody reads. Where columns of a result are shared out, what they are sums over is made as shares say, and goes to
+    all of them.
     """
+    outputs = {part.name for part in parts if part.cut and HIDDEN in part.axes and part.kind.axis in cuts.outputs}
+    summed = {value.name for part in parts if part.name in outputs for value in part.reads}
     found: list[PlacedPart] = []
     before = ROW
     for part in parts:
-        axis = WITH_READER
-        if part.cut:
-            axis = ROW if by_rows else part.kind.axis
-        elif by_rows and part.recalls:
+        axis, share = WITH_READER, ""
+        if part.along is not None:
+            axis, share, _ = part.along
+        elif part.name in outputs:
+            axis, share = HIDDEN, output_of(part.kind.axis)
+        elif part.cut:
+            axis = ROW if cuts.by_rows else part.kind.axis
+        elif part.writes.name in summed or (cuts.by_rows and part.recalls):
             axis = part.kind.axis
-        found.append(PlacedPart(part, axis, begins=axis == WHOLE or (by_rows and axis != before), stage=stage))
+        over = KEY in (axis, before) or (cuts.by_rows and (axis == ROW) != (before == ROW))
+        begins = axis != WITH_READER and (over or axis == WHOLE or part.name in outputs)
+        found.append(PlacedPart(part, axis, begins=begins, stage=stage, share=share))
         before = before if axis == WITH_READER else axis
     return found
 
 
-def _brings(part: Part) -> str:
+def output_of(axis: str) -> str:
+    """Return what columns of a result are called: a block's, or those of all blocks that are cut along an axis."""
+    return f"output of {axis}"
+
+
+def _brings(placed: PlacedPart) -> str:
     """Return what an exchange is called that brings what a part makes: the sum of a block, rows of the stream, …."""
+    part = placed.part
     if part.kind.axis == WHOLE:
         return ROW
     last = part.writes.name.rpartition("/")[2]
-    return f"{SUM} {last}" if part.writes.name == part.block else last
+    if part.writes.name != part.block:
+        return last
+    return output_of(last) if placed.axis == HIDDEN else f"{SUM} {last}"
 
 
 def _spans(partitions: Iterable[Partition]) -> Spans:

@@ -3,13 +3,15 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
 from solver.model.decoder import Decoder, decoder_tensors
-from solver.model.kinds.attention import Attention, Rope
+from solver.model.kinds.attention import FROM, Attention, Rope
 from solver.model.kinds.mlp import Mlp
+from solver.model.kinds.part import HEAD, KEY
 from solver.model.kinds.weight import PRECISIONS, Weight
 from tests.kit import refused
 
@@ -41,6 +43,21 @@ def test_a_span_of_query_heads_needs_the_groups_it_touches():
     assert [attention.kv_span(Span(*ends)) for ends in ((0, 3), (2, 4), (5, 6), (4, 4))] == [
         Span(0, 1), Span(0, 2), Span(1, 2), Span(0, 0)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dealt", [(1,), (2, 3), (5, 1, 1), (7, 40)])
+def test_tokens_that_are_shared_out_are_each_one_keepers_and_are_seen_by_all_rows_that_follow(dealt):
+    """Of every so many tokens in turn; windows end what is seen of them, too."""
+    for attention in model().layers[0][0], model().layers[1][0]:
+        own = attention.among(dealt)
+        keepers = np.repeat(range(len(dealt)), dealt)[np.arange(60) % sum(dealt)]
+        for keeper in range(len(dealt)):
+            assert [own.kept_by(keeper, tokens) for tokens in range(61)] == [
+                int((keepers[:tokens] == keeper).sum()) for tokens in range(61)
+            ]
+        units = {HEAD: 6, KEY: 1}
+        seen = [own.recalled({**units, FROM: keeper}, 5, 40) for keeper in range(len(dealt))]
+        assert sum(seen) == attention.recalled(units, 5, 40)
 
 
 def test_a_tied_model_has_no_matrix_for_its_head():

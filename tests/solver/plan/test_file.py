@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solver.base.errors import HeptiError
-from solver.base.spans import Span
+from solver.base.spans import Partition, Span
 from solver.model.blocks import Cut
-from solver.model.kinds.part import HEAD
+from solver.model.kinds.part import FFN, HEAD
 from solver.model.named_decoders import named_decoder
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.plan.file import plan_from_json, planned_model, read_any_plan, read_plan
@@ -94,7 +94,7 @@ LANGUAGE_MODEL = {
             "runs": [
                 {
                     "layers": [0, 3],
-                    "attention": {"cut": "heads", "heads": [8, 24]},
+                    "attention": {"cut": "heads", "heads": [8, 24], "keys": [64, 128]},
                     "mlp": {"cut": "columns", "columns": [2048, 6144]},
                     "rows": [0.3, 0.7],
                 }
@@ -106,12 +106,12 @@ LANGUAGE_MODEL = {
                 {
                     "layers": [3, 4],
                     "attention": {"cut": "heads", "heads": [32]},
-                    "mlp": {"cut": "columns", "columns": [8192]},
+                    "mlp": {"cut": "output", "columns": [8192], "output": [2048]},
                 }
             ],
         },
     ],
-    "head": {"cut": "words", "words": [128256]},
+    "head": {"cut": "hidden", "words": [128256], "hidden": [2048]},
 }
 BY_HAND = {
     "encoder": Written(ENCODER, Plan, SPEC, 3),
@@ -166,9 +166,12 @@ def test_a_language_model_by_hand_has_what_is_written():
     """Who is in no stage of a layer has nothing of it; words are the last stage's."""
     plan = load(BY_HAND["language model"], LANGUAGE_MODEL)
 
-    assert plan.stages[0] == DecoderStage(Span(0, 3), shares([8, 24, 0], [2048, 6144, 0]), (0.3, 0.7, 0))
+    assert plan.stages[0] == DecoderStage(
+        Span(0, 3), shares([8, 24, 0], [2048, 6144, 0]), (0.3, 0.7, 0), keys=(64, 128, 0)
+    )
     assert plan.stages[1].shares[HEAD].counts == (0, 0, 32)
-    assert plan.words.counts == (0, 0, 128256)
+    assert plan.stages[1].outputs == {FFN: Partition.of_counts([0, 0, 2048])}
+    assert (plan.words.counts, plan.hidden.counts) == ((0, 0, 128256), (0, 0, 2048))
     assert (plan.precision, plan.context, plan.rows_from, plan.sequences) == ("int4", 4096, 8, 1)
 
 
@@ -314,11 +317,14 @@ OF_LANGUAGE_MODELS = [
     (("context",), 1.5), (("sequences",), 0), (("cache",), "int4"), (("wire",), "int2"), (("precision",), "int2"),
     (("rows_from",), -1), (("head",),), (("head",), 7), (("head", "words"),), (("head", "words"), [1, True]),
     (("head", "words"), [1, 128255]), (("head", "cut"), "rows"), (("head", "heads"), [1]), (("devices",), ["pi-0"]),
+    (("head", "hidden"),), (("head", "cut"), "words"),
     (("stages", 0, "sublayers"), [0, 5]), ((*FIRST, "tokens"), [1, 1]), ((*FIRST, "attention"),), ((*FIRST, "mlp"),),
     ((*FIRST, "rows"), [1, -1]), ((*FIRST, "rows"), [1]), ((*ATTENTION, "heads"), [32]),
-    ((*ATTENTION, "heads"), [33, -1]), ((*ATTENTION, "cut"), "rows"), ((*ATTENTION, "route"), "ring"),
-    ((*MLP, "columns"), [8192.0, 0]), ((*FIRST, "layers"), [0]), ((*FIRST, "layers"), [3, 3]),
-    (("predicted",), {"token_s": 1}), (("embedding",), [1]), (("embedding",), {"cut": "words", "words": [128256]}),
+    ((*ATTENTION, "heads"), [33, -1]), ((*ATTENTION, "keys"), [0, 0]), ((*ATTENTION, "keys"), ["projected"] * 2),
+    ((*MLP, "keys"), [64, 128]), ((*ATTENTION, "cut"), "rows"), ((*ATTENTION, "route"), "ring"),
+    ((*MLP, "columns"), [8192.0, 0]), ((*MLP, "output"), [2048, 0]), ((*MLP, "cut"), "output"),
+    ((*FIRST, "layers"), [0]), ((*FIRST, "layers"), [3, 3]), (("predicted",), {"token_s": 1}),
+    (("embedding",), [1]), (("embedding",), {"cut": "words", "words": [128256]}),
     (("embedding",), {"cut": "rows", "rows": [1, 0, 0]}),
 ]  # fmt: skip
 

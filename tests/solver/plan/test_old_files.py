@@ -65,11 +65,15 @@ OLD_LANGUAGE_MODEL = {
     ],
     "words": [0, 0, 128256],
 }
-# Their language models had whole numbers for rows.
+# Their language models had whole numbers for rows, and fewer cuts.
+SAME = changed(LANGUAGE_MODEL, "stages", 0, "runs", 0, "rows", value=[3, 7])
+SAME = changed(SAME, "stages", 0, "runs", 0, "attention", "keys", drop=True)
+SAME = changed(SAME, "stages", 1, "runs", 0, "mlp", value={"cut": "columns", "columns": [8192]})
+SAME = changed(SAME, "head", value={"cut": "words", "words": [128256]})
 PAIRS = {
     "encoder": (OLD_ENCODER, ENCODER),
     "network": (OLD_NETWORK, NETWORK),
-    "language model": (OLD_LANGUAGE_MODEL, changed(LANGUAGE_MODEL, "stages", 0, "runs", 0, "rows", value=[3, 7])),
+    "language model": (OLD_LANGUAGE_MODEL, SAME),
 }
 EVERY_KIND = pytest.mark.parametrize("kind", PAIRS)
 FIRST, LAST = ("stages", 0, "layers", 0), ("stages", 0, "layers", 1)

@@ -10,6 +10,7 @@ import pytest
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Partition, Span
 from solver.cluster.cluster import PROGRAM_BYTES
+from solver.model.kinds.part import FFN
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, whole_on
 from solver.plan.plan import Wire
 from solver.schedule.decoders.asked import TokenRequest
@@ -23,7 +24,7 @@ from solver.schedule.decoders.cost import (
     setting_of,
     token_seconds,
 )
-from solver.schedule.decoders.memory import check_memory, rank_memory, stored_bytes
+from solver.schedule.decoders.memory import check_memory, chunk_numbers, rank_memory, stored_bytes
 from tests.kit import refused
 from tests.kit.answers import boards
 from tests.kit.decoders import shares, small_model
@@ -262,6 +263,51 @@ def test_keys_and_values_of_a_group_that_is_cut_are_held_twice():
 
     assert [needs.cache for needs in cut] == [2 * 2 * kv * 32 * 4 * 128 for kv in (2, 3)]
     assert sum(needs.cache for needs in cut) == sum(needs.cache for needs in whole) * 5 / 4
+
+
+def test_keys_that_are_shared_out_by_tokens_take_memory_where_they_are_kept():
+    """Of every 9 tokens of 128 two, six and one, 14 times, and two more; and scores, and keys as they are seen."""
+    three = plan(heads=(4, 4, 0), columns=(64, 0, 64), words=(128, 128, 0), ranks=3, sequences=2)
+    shared = replace(three, stages=(replace(three.stages[0], keys=(2, 6, 1)),))
+
+    needs, before = rank_memory(MODEL, shared), rank_memory(MODEL, three)
+    values, values_before = chunk_numbers(MODEL, shared), chunk_numbers(MODEL, three)
+
+    assert [own.cache for own in needs] == [2 * 2 * 4 * 32 * 4 * 2 * tokens for tokens in (30, 84, 14)]
+    assert {type(own.total) for own in needs} == {int}  # plans and reports are JSON
+    assert [own.weights for own in needs] == [own.weights for own in before]
+    beside = [own.work - 4 * numbers for own, numbers in zip(needs, values, strict=True)]
+    beside_before = [own.work - 4 * numbers for own, numbers in zip(before, values_before, strict=True)]
+    seen = [4 * tokens * (3 * 32 * 8 + 2 * 4 * 32) for tokens in (30, 84, 14)]
+    assert [more - less for less, more in zip(beside_before, beside, strict=True)] == seen
+
+
+def test_who_has_keys_alone_needs_memory_for_them():
+    """Neither heads nor columns nor words: it attends for others."""
+    two = plan(heads=(8, 0), columns=(128, 0), words=(256, 0))
+    needs = rank_memory(MODEL, replace(two, stages=(replace(two.stages[0], keys=(0, 1)),)))
+
+    assert [own.cache for own in needs] == [0, 2 * 2 * 4 * 32 * 4 * 128]
+    assert needs[1].weights == 0
+    assert needs[1].work > PROGRAM_BYTES
+
+
+def test_columns_of_a_result_are_weights_where_they_are():
+    halves = plan(precision="float32")
+    by_columns = replace(halves, stages=(replace(halves.stages[0], outputs={FFN: Partition.of_counts([64, 0])}),))
+
+    one, other = ([own.weights for own in rank_memory(MODEL, each)] for each in (halves, by_columns))
+
+    assert [more - less for less, more in zip(one, other, strict=True)] == [2 * 4 * 64 * 64, -2 * 4 * 64 * 64]
+
+
+def test_columns_of_the_head_are_weights_where_they_are():
+    halves = plan(precision="float32", words=(256, 0))
+    by_hidden = replace(halves, hidden=Partition.of_counts([32, 32]))
+
+    one, other = ([own.weights for own in rank_memory(MODEL, each)] for each in (halves, by_hidden))
+
+    assert [more - less for less, more in zip(one, other, strict=True)] == [-4 * 256 * 32, 4 * (256 * 32 + 64)]
 
 
 def test_an_int8_cache_takes_a_quarter():

@@ -1,5 +1,6 @@
 """The one schedule: what follows from parts as they are placed."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -7,10 +8,12 @@ import pytest
 
 from solver.base.errors import HeptiError
 from solver.base.spans import Partition, Span
-from solver.model.kinds.part import ROW
+from solver.model.kinds.part import FFN, HEAD, ROW, WORD, Value
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.plan.layout import moves
 from solver.schedule.decoders.steps import pass_schedule
+from solver.schedule.places import by_sockets
+from solver.schedule.regions import some_have
 from solver.schedule.schedule import ComputeStep, ExchangeStep, unfolded
 from tests.kit.decoders import shares, small_model
 from tests.kit.placed import shorten
@@ -18,9 +21,20 @@ from tests.kit.placed import shorten
 MODEL = small_model(layers=4, heads=8, kv_heads=4, d=32, hidden=64, ffn=128, vocab=96)
 
 
-def plan(*, rows=(), stages=1, layers=4, heads=(3, 0, 5), columns=(64, 64, 0), words=(0, 48, 48)):
+OUTPUTS = {HEAD: Partition.of_counts([32, 0, 32]), FFN: Partition.of_counts([0, 64, 0])}
+# How else than by heads and columns alone, as of `DecoderStage`.
+CUTS = {
+    "rows": {"rows": (1, 2, 1)},
+    "columns": {"outputs": OUTPUTS},
+    "keys": {"keys": (2, 0, 3)},
+    "keys and rows": {"keys": (2, 0, 3), "rows": (1, 2, 1)},
+    "keys and columns": {"keys": (2, 0, 3), "outputs": OUTPUTS},
+}
+
+
+def plan(*, rows=(), stages=1, layers=4, heads=(3, 0, 5), columns=(64, 64, 0), words=(0, 48, 48), **cuts):
     edges = [layers * number // stages for number in range(stages + 1)]
-    made = tuple(DecoderStage(Span(*ends), shares(heads, columns), rows) for ends in pairwise(edges))
+    made = tuple(DecoderStage(Span(*ends), shares(heads, columns), rows, **cuts) for ends in pairwise(edges))
     names = ("a", "b", "c")
     return DecoderPlan("x", names, made, Partition.of_counts(words), context=64, rows_from=8 * bool(rows))
 
@@ -48,6 +62,32 @@ def test_prompts_that_are_cut_by_rows_bring_contexts_to_rows_and_rows_to_heads()
     assert steps == ["words", "tokens", *4 * layer, "logits", "candidates"]
 
 
+def test_results_that_are_cut_by_columns_are_not_summed():
+    steps = told(pass_schedule(MODEL, plan(outputs=OUTPUTS), 1))
+
+    assert steps[1:7] == ["keys queries contexts", "contexts", "output", "output of attention", "join up", "inner"]
+    assert steps[7:9] == ["down", "output of mlp"]
+
+
+def test_keys_that_are_shared_out_by_tokens_bring_queries_to_keys_and_contexts_to_heads():
+    steps = told(pass_schedule(MODEL, plan(keys=(2, 0, 3)), 1))
+
+    assert steps[1:7] == [
+        "new keys queries", "queries", "new keys", "kept partial contexts", "partial contexts", "joined contexts output"
+    ]  # fmt: skip
+    assert steps[7] == "sum of attention"
+
+
+def test_a_head_that_is_cut_by_hidden_leaves_summands_of_logits():
+    by_hidden = replace(plan(), hidden=Partition.of_counts([32, 0, 32]))
+    steps = pass_schedule(MODEL, by_hidden, 1)
+
+    assert told(steps)[-4:] == ["join sums", "sum of logits", "logits", "candidates"]
+    bringing = steps[-3]
+    assert bringing.partial
+    assert bringing.moved[0].tolist() == [[0, 48, 48], [0, 0, 0], [0, 48, 0]]
+
+
 def test_layers_that_are_alike_stand_in_a_folded_schedule_once():
     model = small_model(layers=7, heads=8, kv_heads=4, d=32, hidden=64, ffn=128, vocab=96)
     every, folded = (pass_schedule(model, plan(layers=7), 1, folded=own) for own in (False, True))
@@ -72,10 +112,14 @@ def named(steps):
 
 
 @pytest.mark.parametrize("windows", [[0] * 9, [4, 4, 4, 4, 0, 0, 0, 0, 4], [4, 0, 0, 0, 0, 4, 4, 4, 4]])
-@pytest.mark.parametrize(("rows", "stages"), [((), 1), ((1, 2, 1), 1), ((), 2), ((1, 2, 1), 3)])
-def test_a_folded_schedule_unfolds_to_that_of_every_layer(windows, rows, stages):
+@pytest.mark.parametrize(
+    ("cuts", "stages"),
+    [({}, 1), ({}, 2), (CUTS["rows"], 1), (CUTS["rows"], 3), (CUTS["columns"], 1), (CUTS["keys"], 2),
+     (CUTS["keys and rows"], 1)],
+)  # fmt: skip
+def test_a_folded_schedule_unfolds_to_that_of_every_layer(windows, cuts, stages):
     model = small_model(layers=9, heads=8, kv_heads=4, d=32, hidden=64, ffn=128, vocab=96, windows=windows)
-    own = plan(rows=rows, stages=stages, layers=9)
+    own = plan(stages=stages, layers=9, **cuts)
     every, folded = (pass_schedule(model, own, 16, 16, folded=one) for one in (False, True))
 
     assert named(unfolded(folded)) == named((step, str) for step in every)
@@ -91,11 +135,12 @@ def test_of_the_last_layer_only_rows_are_computed_that_are_asked_for():
     assert told(pass_schedule(MODEL, plan(), 16, 0))[-1] == "join keys queries contexts output"
 
 
-@pytest.mark.parametrize("rows", [(), (1, 2, 1)])
+@pytest.mark.parametrize("cuts", [{}, *CUTS.values()])
 @pytest.mark.parametrize("stages", [1, 2])
-def test_everybody_has_what_a_computation_needs(rows, stages):
+def test_everybody_has_what_a_computation_needs(cuts, stages):
     """Followed step by step: what was computed and what came is what parts read."""
-    steps = pass_schedule(MODEL, plan(rows=rows, stages=stages), 16)
+    own = plan(stages=stages, **cuts)
+    steps = pass_schedule(MODEL, own, 16)
     have = {}
     for step in steps[2:-1]:
         if isinstance(step, ExchangeStep):
@@ -105,6 +150,8 @@ def test_everybody_has_what_a_computation_needs(rows, stages):
         for part, region in step.parts:
             for value in part.reads:
                 needs, there = part.needs(region)[value.name], have.get(value.name)
+                if value.state:
+                    continue
                 if there is None:
                     assert value.name == "embedding"
                     continue
@@ -119,15 +166,24 @@ def test_everybody_has_what_a_computation_needs(rows, stages):
                     ]
                     assert min(sizes) == 0 or any(inside), (part.name, value.name, rank)
             have[part.writes.name] = [part.result(region)]
-            if part.name.endswith(("/output", "/down")) and not rows:
+            if (
+                part.name.endswith(("/output", "/down"))
+                and part.kind.axis not in own.stages[0].outputs
+                and not cuts.get("rows")
+            ):
                 have.pop(part.writes.name)  # summands: nobody has the sum before it has come
 
 
-@pytest.mark.parametrize("role", ["contexts", "output", "down", "join"])
-def test_a_span_that_is_one_too_short_is_something_that_nobody_has(role, monkeypatch):
+@pytest.mark.parametrize(
+    ("role", "cuts"),
+    [*((role, "rows") for role in ("contexts", "output", "down", "join")),
+     *((role, "columns") for role in ("contexts", "output", "up", "down")),
+     *((role, "keys") for role in ("queries", "new keys", "partial contexts"))],
+)  # fmt: skip
+def test_a_span_that_is_one_too_short_is_something_that_nobody_has(role, cuts, monkeypatch):
     shorten(monkeypatch, role)
 
-    steps = [step for step in pass_schedule(MODEL, plan(rows=(1, 2, 1)), 16, 16) if isinstance(step, ExchangeStep)]
+    steps = [step for step in pass_schedule(MODEL, plan(**CUTS[cuts]), 16, 16) if isinstance(step, ExchangeStep)]
 
     with pytest.raises(HeptiError, match="nobody has it"):
         _ = [moves(*step.layouts()) for step in steps]
@@ -154,3 +210,14 @@ def test_computations_say_what_leaves_them():
     for step in pass_schedule(MODEL, plan(), 1):
         if isinstance(step, ComputeStep) and "up" in told([step])[0].split():
             assert {name.rsplit("/", 1)[-1] for name in step.leaves} == {"joined", "mlp"}
+
+
+def test_few_rows_go_by_sockets_where_these_hold_their_messages():
+    def bringing(rows, words):
+        value = Value("logits", (ROW, WORD), (rows, words))
+        have, want = (some_have(value, [rank], 2) for rank in (0, 1))
+        return ExchangeStep("logits", value, (have,), want)
+
+    assert by_sockets(bringing(7, 9000))
+    assert not by_sockets(bringing(8, 9))
+    assert not by_sockets(bringing(1, 70000))
