@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -88,6 +88,7 @@ class NetworkProgram(Compiled):
 
     def __init__(self, net: ConvNet, plan: SegmentPlan, group: Group) -> None:
         self._net, self.slabs, self._pieces = net, list[Slab](), list[Slab]()
+        self._pieces_of = lru_cache(maxsize=1)(pieces_of)  # a segment's are bound one after the other
         own = own_image(net, plan, group.rank)
         super().__init__([(step, str) for step in own.steps], own.places, group)
         self.image: Numbers = self._memory.whole(IMAGE) if group.rank == 0 else np.empty(0, np.uint8)
@@ -136,7 +137,7 @@ class NetworkProgram(Compiled):
     def _computing(self, step: OwnStep, called: Called) -> list[CompiledCall]:
         rank = self._group.rank
         if isinstance(step, OwnPiece):
-            piece = pieces_of(step.shares, rank)[step.number]
+            piece = self._pieces_of(step.shares, rank)[step.number]
             slab = self._slab(piece, self._shared({**step.leaving, **step.between, **step.coming}))
             self._pieces.append(slab)
             return [slab.run]
@@ -150,7 +151,7 @@ class NetworkProgram(Compiled):
         return {name: self._memory.view(*own) for name, own in lies.items()}
 
     def _shared(self, lies: Lies, *, in_place: bool = False) -> Shared:
-        return Shared({name: array.reshape(-1) for name, array in self._arrays(lies).items()}, in_place)
+        return Shared({name: array.reshape(-1, copy=False) for name, array in self._arrays(lies).items()}, in_place)
 
     def _slab(self, piece: Piece, shared: Shared) -> Slab:
         self.slabs.append(Slab(self._net, piece, shared))

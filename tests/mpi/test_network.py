@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from solver.schedule.networks.memory import places_numbers
+from solver.schedule.networks import memory
 from tests import sweeps
 from tests.kit.convnets import emulate, plan_of, random_net, random_plan
 from tests.kit.in_memory import network_of
@@ -11,7 +11,10 @@ from tests.kit.sized import sized
 
 
 @pytest.mark.parametrize(("seed", "tiles"), sized(sweeps.cycled(16, sweeps.seeds(16, 40), [False, True]), 3))
-def test_ranks_compute_what_one_rank_does(seed, tiles, world):
+def test_ranks_compute_what_one_rank_does(seed, tiles, world, monkeypatch):
+    """Also where several graphs compute a product."""
+    if seed % 4 < 2:
+        monkeypatch.setattr(memory, "LARGE_PRODUCT", 24)
     rng = np.random.default_rng([seed, world.size])
     net, tensors = random_net(rng, verbatim=seed % 2 == 0)
     pixels = rng.integers(0, 256, net.shapes["x"], dtype=np.uint8)
@@ -30,8 +33,9 @@ def test_ranks_compute_what_one_rank_does(seed, tiles, world):
 
 
 @pytest.mark.parametrize(("seed", "tiles"), sized(sweeps.cycled(16, sweeps.seeds(16, 40), [False, True]), 3))
-def test_memory_of_an_image_is_that_which_was_priced(seed, tiles, world):
-    """Of every rank, to the byte, where numbers travel as they are; with what arrives."""
+def test_memory_of_an_image_is_that_which_was_priced(seed, tiles, world, monkeypatch):
+    """Of every rank, to the byte, where numbers travel as they are; with what arrives, and lies between graphs."""
+    monkeypatch.setattr(memory, "LARGE_PRODUCT", 24)
     rng = np.random.default_rng([seed, world.size, 1])
     net, tensors = random_net(rng, verbatim=seed % 2 == 0)
     plan = random_plan(net, rng, world.size, tiles=tiles)
@@ -41,4 +45,4 @@ def test_memory_of_an_image_is_that_which_was_priced(seed, tiles, world):
 
     world.finish_sending()
     taken = world.on_all(lambda: network.program.taken_bytes)
-    assert taken == [4 * numbers for numbers in places_numbers(net, plan)]
+    assert taken == [4 * numbers for numbers in memory.places_numbers(net, plan)]
