@@ -22,13 +22,12 @@ from hepti_mpi.comm.trace import Trace
 from hepti_mpi.comm.wires import Coding
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.load import Done, Preparation, WeightsSource
-from hepti_mpi.engine.stack import Carrying, Meter
+from hepti_mpi.engine.stack import Carrying, Meter, metered
 from hepti_mpi.engine.steps import Look
 from hepti_mpi.engine.tiles import TileTasks
 from hepti_mpi.kernels.slab import Bind, MakeBind, PieceGraph, Shared, Slab, session
 from hepti_mpi.program.compiled import BoundExchange, Compiled, CompiledCall
 from hepti_mpi.program.graphs import Graphs
-from solver.base import clock
 from solver.base.arrays import Array, Numbers
 from solver.model.convnet import ConvNet
 from solver.plan.holdings import TensorSlice
@@ -233,29 +232,9 @@ class NetworkShare(Graphs[bytes, PieceGraph, Bind]):
 
         Return the seconds that this rank computed.
         """
-        with metered(self.meter if counts else Meter(), self._group, self.trace if counts else None) as spent:
+        with metered(self._group, [self.meter] if counts else (), self.trace if counts else None) as spent:
             self.program.run()
         return spent.compute_s
-
-
-@contextmanager
-def metered(meter: Meter, group: Group, trace: Trace | None = None) -> Iterator[Meter]:
-    """Count what is done within, and record it where there is a trace; gives what it was, when it has ended."""
-    spent, started = Meter(), clock.now()
-    group.traffic.reset()
-    group.traffic.trace = trace
-    if trace is not None:
-        trace.begin()
-    try:
-        yield spent
-    finally:
-        group.traffic.trace = None
-        if trace is not None:
-            trace.end()
-        traffic = group.traffic
-        wait_s, sent, received = traffic.wait_s, traffic.sent_bytes, traffic.received_bytes
-        spent.add(Meter(clock.now() - started - wait_s, wait_s, sent, received))
-        meter.add(spent)
 
 
 class HeldPlans:
@@ -369,5 +348,5 @@ class NetworkReplicas:
     @contextmanager
     def metered(self, count: bool, *, begins: bool = True) -> Iterator[None]:
         """Count what is done within, if it counts."""
-        with metered(self._meter if count else Meter(), self._group):
+        with metered(self._group, [self._meter] if count else ()):
             yield
