@@ -23,7 +23,7 @@ from solver.model.convnet import FLOAT_BYTES, NOTHING, ConvNet, MapBox, Node
 from solver.model.kinds.operator import MAP
 from solver.model.kinds.part import Region
 from solver.model.operators import LARGE_PRODUCT
-from solver.plan.layout import Box, Layout, Move, moves
+from solver.plan.layout import Box, Layout, moves
 from solver.plan.plan import Wire
 from solver.plan.segments import SegmentPlan
 from solver.schedule.networks.pieces import Reach, Walk, map_box, pieces_of
@@ -321,44 +321,36 @@ def _rooms(tiles: TileShares) -> dict[str, Lengths]:
     return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Brought:
-    """A value that is brought: the step, what all ranks have and want, and who sends whom what."""
-
-    step: ExchangeStep
-    have: Layout
-    want: Layout
-    moves: Sequence[Move]
-
-    @classmethod
-    def of(cls, net: ConvNet, step: ExchangeStep, held: Held) -> Brought:
-        """Return it; of what ranks have empty pieces, too, since these are counted."""
-        name = step.value.name
-        have = Layout(tuple(zip(*_boxes(net, name, held.box), strict=True)), partial=step.partial)
-        want = Layout.of(_boxes(net, name, step.want)[0])
-        return cls(step, have, want, moves(have, want))
+Brought = Sequence[tuple[ExchangeStep, OwnItem]]  # steps, and what all ranks have and want; no rank's places yet
 
 
 @lru_cache(maxsize=8)  # what is brought is the same for all ranks
-def _brought(net: ConvNet, every: tuple[SegmentShares, ...]) -> tuple[Sequence[Brought], ...]:
+def _brought(net: ConvNet, every: tuple[SegmentShares, ...]) -> tuple[Brought, ...]:
     """Return what is brought before every segment of a plan, and in the end."""
     ranks = every[0].devices
     held = [image_on_root(net, ranks), *(shares.after for shares in every)]
     needs = [*(shares.needs for shares in every), handed_in(net, ranks)]
     return tuple(
-        [Brought.of(net, step, before[step.value.name]) for step in exchanges_of(before, wanted)]
+        [(step, _item(net, step, before[step.value.name])) for step in exchanges_of(before, wanted)]
         for before, wanted in zip(held, needs, strict=True)
     )
 
 
-def _own_exchange(rank: int, brought: Sequence[Brought], have: Sequence[Lies], needs: Sequence[Lies]) -> OwnExchange:
+def _item(net: ConvNet, step: ExchangeStep, held: Held) -> OwnItem:
+    """Return what all ranks have and want of a value; of what they have empty pieces, too, since these are counted."""
+    have = Layout(tuple(zip(*_boxes(net, step.value.name, held.box), strict=True)), partial=step.partial)
+    want = Layout.of(_boxes(net, step.value.name, step.want)[0])
+    return OwnItem(have, want, moves(have, want), (), ())
+
+
+def _own_exchange(rank: int, brought: Brought, have: Sequence[Lies], needs: Sequence[Lies]) -> OwnExchange:
     """Return a rank's part in exchanges that are one, from the pieces that it has to those that it needs."""
     items = []
-    for own in brought:
-        name = own.step.value.name
+    for step, own in brought:
+        name = step.value.name
         pieces = [lies.get(name, ("", box)) for lies, box in zip(have, own.have.boxes[rank], strict=False)]
-        items.append(OwnItem(own.have, own.want, own.moves, pieces, [lies[name] for lies in needs if name in lies]))
-    return OwnExchange(tuple(own.step for own in brought), tuple(items), by_rows=False, ahead=True)
+        items.append(replace(own, pieces=pieces, places=[lies[name] for lies in needs if name in lies]))
+    return OwnExchange(tuple(step for step, _ in brought), tuple(items), by_rows=False, ahead=True)
 
 
 def _graph(net: ConvNet, walk: Walk, made: Mapping[int, Reach]) -> Walk:
