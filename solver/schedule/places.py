@@ -21,6 +21,7 @@ from solver.base.spans import Span
 from solver.model.kinds.part import ROW, Part, RankRegion, there
 from solver.plan.decoder_plan import ROWS_BY_MPI
 from solver.plan.layout import Box, Layout, Move, moves
+from solver.plan.plan import Wire
 from solver.schedule.regions import box_of, lengths
 from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep, unfolded
 
@@ -207,13 +208,18 @@ def by_sockets(step: ExchangeStep) -> bool:
 
 
 def arriving(
-    every: Iterable[tuple[OwnStep, Called]], rank: int, places: Places, coded: Callable[[ExchangeStep], bool]
-) -> float:
-    """Return how many numbers lie where messages arrive that cannot arrive in their places, and where they are coded.
+    every: Iterable[tuple[OwnStep, Called]], rank: int, places: Places, wire: Callable[[ExchangeStep], Wire]
+) -> int:
+    """Return the bytes of where messages arrive that cannot arrive in their places, and of where they are coded.
 
     One exchange runs at a time: messages share such a place that are of one shape, and in the same turn in theirs.
+
+    Parameters
+    ----------
+    wire
+        How the numbers of an exchange travel; pixels travel as they are.
     """
-    found: dict[tuple[object, ...], float] = {}
+    found: dict[tuple[object, ...], int] = {}
     exchanges = {id(own): (own, called) for own, called in every if isinstance(own, OwnExchange)}
     for own, called in exchanges.values():
         of_peers: dict[tuple[int, int, bool], list[tuple[OwnItem, Box]]] = {}
@@ -227,9 +233,10 @@ def arriving(
             width = parts[0][1].shape[-1] if len(parts) == 1 and own.by_rows else size
             key = turn, size, width, pixels
             if not _arrives_in_place(parts, called, places):
-                found[key] = size / FLOAT_BYTES if pixels else size
-            if not pixels and any(map(coded, own.steps)):
-                found["coded", *key] = size
+                found[key] = size if pixels else FLOAT_BYTES * size
+            coded = Wire.FLOAT32 if pixels else wire(own.steps[0])
+            if coded is not Wire.FLOAT32:
+                found["coded", *key] = size // width * coded.row_bytes(width)
     return sum(found.values())
 
 

@@ -24,7 +24,6 @@ from solver.model.kinds.operator import MAP
 from solver.model.kinds.part import Region
 from solver.model.operators import LARGE_PRODUCT
 from solver.plan.layout import Box, Layout, moves
-from solver.plan.plan import Wire
 from solver.plan.segments import SegmentPlan
 from solver.schedule.networks.pieces import Reach, Walk, map_box, pieces_of
 from solver.schedule.networks.segment_steps import entering_numbers, numbers_within, weights_of
@@ -382,15 +381,13 @@ def _by_columns(net: ConvNet, node: Node, reach: Reach) -> list[Reach]:
 # What a plan needs.
 
 
-def places_numbers(net: ConvNet, plan: SegmentPlan) -> list[float]:
-    """Return how many numbers of four bytes every rank has room for: what lies in places, and messages that arrive."""
+def places_bytes(net: ConvNet, plan: SegmentPlan) -> list[int]:
+    """Return the bytes of where a plan's values lie on every rank, and of where messages arrive."""
     found = []
     for rank in range(len(plan.devices)):
         own = own_image(net, plan, rank)
-        messages = arriving(
-            [(step, str) for step in own.steps], rank, own.places, lambda _: plan.wire is not Wire.FLOAT32
-        )
-        found.append(own.places.numbers + messages)
+        messages = arriving([(step, str) for step in own.steps], rank, own.places, lambda _: plan.wire)
+        found.append(FLOAT_BYTES * own.places.numbers + messages)
     return found
 
 
@@ -407,10 +404,9 @@ def memory_of(net: ConvNet, plan: SegmentPlan) -> list[int]:
             inner = np.broadcast_to(numbers_within(net, shares.tiles), (1, len(shares.tiles.owners)))[0]
             most = np.array([max([own, *inner[shares.able(rank)].tolist()]) for rank, own in enumerate(most.tolist())])
         within += most
-    lie = places_numbers(net, plan)
     return [
-        weights + math.ceil(FLOAT_BYTES * (numbers + inner))
-        for weights, numbers, inner in zip(weights_of(net, plan), lie, within.tolist(), strict=True)
+        weights + lies + FLOAT_BYTES * inner
+        for weights, lies, inner in zip(weights_of(net, plan), places_bytes(net, plan), within.tolist(), strict=True)
     ]
 
 
