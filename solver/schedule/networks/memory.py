@@ -170,7 +170,7 @@ def own_image(net: ConvNet, plan: SegmentPlan, rank: int) -> OwnImage:
     brought = _brought(net, every)
     image: Lies = {net.input: (IMAGE, boxed(net, net.input, net.extent(net.input)))} if rank == 0 else {}
     wanted = {name: net.extent(name) for name in net.outputs} if rank == 0 else {}
-    outputs: Lies = {name: (f"out {name}", boxed(net, name, box)) for name, box in wanted.items()}
+    outputs: Lies = {name: (f"end {name}", boxed(net, name, box)) for name, box in wanted.items()}
     have, lying = [image], {(name, box): place for name, (place, box) in image.items()}
     steps = list[OwnStep]()
     for number, shares in enumerate(every):
@@ -200,33 +200,29 @@ def _own_pieces(
     net: ConvNet, shares: SegmentShares, rank: int, segment: int, lying: Mapping[tuple[str, Box], str]
 ) -> Iterator[OwnPiece]:
     """Yield what a rank computes of a segment. What it needs lies where it was left, if no summands are added up."""
-    made, needs = _made_and_needed(net, shares.compute)
     if any(own.partial for own in shares.before.values()):
         lying = {}
     large = any(_is_large(net, node) for node in net.nodes[shares.segment.nodes.slice])
     pieces = pieces_of(shares, rank) if large else ()
-    number = 0
-    for piece in range(max(map(len, made.values()), default=0)):
-        leaves, comes = (_of_rank(boxes, piece, rank) for boxes in (made, needs))
-        if not leaves:
-            continue
-        coming = {name: (lying.get((name, box), f"{segment}.{number} {name}"), box) for name, box in comes.items()}
+    for number, (leaves, comes) in enumerate(_pieces(net, shares, rank)):
+        at = f"{segment}.{number}"
+        coming = {name: (lying.get((name, box), f"into {at} {name}"), box) for name, box in comes.items()}
         between = {}
         if large:
-            walks = graphs_of(net, pieces[number].walk)
-            between = {
-                name: (f"{segment}.{number} {name}", boxed(net, name, pieces[number].walk.needs[name]))
-                for walk in walks
-                for name in coming_into(net, walk)
-                if name not in coming
-            }
+            walk = pieces[number].walk
+            names = {name for graph in graphs_of(net, walk) for name in coming_into(net, graph)} - coming.keys()
+            between = {name: (f"into {at} {name}", boxed(net, name, walk.needs[name])) for name in sorted(names)}
         there = coming | between
-        leaving = {
-            name: (there[name][0] if name in there else f"{segment}.{number} > {name}", box)
-            for name, box in leaves.items()
-        }
+        leaving = {name: (there[name][0] if name in there else f"of {at} {name}", box) for name, box in leaves.items()}
         yield OwnPiece(shares, number, coming, leaving, between)
-        number += 1
+
+
+def _pieces(net: ConvNet, shares: SegmentShares, rank: int) -> list[tuple[dict[str, Box], dict[str, Box]]]:
+    """Return what leaves every piece of a rank, and what comes into it."""
+    made, needs = _made_and_needed(net, shares.compute)
+    count = max(map(len, made.values()), default=0)
+    every = ((_of_rank(made, piece, rank), _of_rank(needs, piece, rank)) for piece in range(count))
+    return [own for own in every if own[0]]
 
 
 def _boxes(net: ConvNet, name: str, region: Region) -> list[list[Box]]:
@@ -270,18 +266,20 @@ def _own_tiles(net: ConvNet, shares: SegmentShares, tiles: TileShares, rank: int
     strips: list[dict[str, tuple[str, Box]]] = []
     if rank == 0:
         needs = _of_rank({name: _boxes(net, name, region) for name, region in shares.needs.items()}, 0, rank)
-        coming = {name: (f"{segment} {name}", box) for name, box in needs.items()}
+        coming = {name: (f"into {segment} {name}", box) for name, box in needs.items()}
         leaving = {
-            name: coming[name] if name in shares.before else (f"{segment} > {name}", boxed(net, name, net.extent(name)))
+            name: coming[name]
+            if name in shares.before
+            else (f"of {segment} {name}", boxed(net, name, net.extent(name)))
             for name in shares.after
         }
         strips = [{} for _ in tiles.owners]
         for value, side, taker, giver in tiles.given:
             name, box = f"{value}:{side}", map_box(tiles.taken[value, side], (0, taker))
-            strips[giver][name] = f"{segment} {giver} {name}", boxed(net, value, box)
+            strips[giver][name] = f"strip {segment}.{giver} {name}", boxed(net, value, box)
     able = shares.able(rank)
     sizes = {name: int(own[able].max(initial=0)) * _numbers(net, name) for name, own in _rooms(tiles).items()}
-    room = {name: (f"{segment} tile {name}", Box.whole(size)) for name, size in sizes.items() if size}
+    room = {name: (f"tile {segment} {name}", Box.whole(size)) for name, size in sizes.items() if size}
     return OwnTiles(shares, coming, leaving, strips, room)
 
 
