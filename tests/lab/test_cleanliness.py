@@ -35,11 +35,18 @@ SMALL = {"gflops": (24.6, 10.0), "mbps": 940, "memory_gib": 0.5}
 
 
 def test_up_run_down_leaves_nothing(tmp_path):
+    """Of two that take a lab down at once the second waits for the first, and finds nothing."""
+    command = [sys.executable, "-m", "launch", "lab", "down", own("cycle")]
     for _ in range(CYCLES):
         with lab_up("cycle", tmp_path, **SMALL) as lab:
             assert lab.json("hosts.py") == ["pi-0", "pi-1"]
+            both = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+            said = sorted((process.communicate()[1], process.returncode) for process in both)
 
-        assert leftovers(own("cycle")) == []
+            assert [code for _, code in said] == [0, 2]
+            assert said[0][0] == ""
+            assert f"lab {own('cycle')} is not up" in said[1][0]
+            assert leftovers(own("cycle")) == []
 
 
 @pytest.mark.parametrize("seconds", [1.5, pytest.param(3, marks=pytest.mark.thorough("another moment"))])
@@ -201,19 +208,6 @@ def test_down_clears_away_what_a_crash_left(tmp_path):
         runner.launch("lab", "down", runner.name)  # which finds nothing where nothing was made yet
 
         assert leftovers(runner.name) == []
-
-
-def test_two_that_take_a_lab_down_at_once_are_in_each_other_s_way_no_more(tmp_path):
-    """The second waits for the first, and finds nothing."""
-    command = [sys.executable, "-m", "launch", "lab", "down", own("twice")]
-    with lab_up("twice", tmp_path, **SMALL):
-        both = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-        said = sorted((process.communicate()[1], process.returncode) for process in both)
-
-    assert [code for _, code in said] == [0, 2]
-    assert said[0][0] == ""
-    assert f"lab {own('twice')} is not up" in said[1][0]
-    assert leftovers(own("twice")) == []
 
 
 def quotas(lab):
