@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -22,13 +22,12 @@ from hepti_mpi.comm.trace import Trace
 from hepti_mpi.comm.wires import Coding
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.load import Done, Preparation, WeightsSource
-from hepti_mpi.engine.stack import Carrying, Meter
+from hepti_mpi.engine.stack import Carrying, Meter, metered
 from hepti_mpi.engine.steps import Look
 from hepti_mpi.engine.tiles import TileTasks
 from hepti_mpi.kernels.slab import Bind, MakeBind, PieceGraph, Shared, Slab, session
 from hepti_mpi.program.compiled import BoundExchange, Compiled, CompiledCall
 from hepti_mpi.program.graphs import Graphs
-from solver.base import clock
 from solver.base.arrays import Array, Numbers
 from solver.model.convnet import ConvNet
 from solver.plan.holdings import TensorSlice
@@ -88,6 +87,7 @@ class NetworkProgram(Compiled):
 
     def __init__(self, net: ConvNet, plan: SegmentPlan, group: Group) -> None:
         self._net, self.slabs, self._pieces = net, list[Slab](), list[Slab]()
+        self._pieces_of = lru_cache(maxsize=1)(pieces_of)  # a segment's are bound one after the other
         own = own_image(net, plan, group.rank)
         super().__init__([(step, str) for step in own.steps], own.places, group)
         self.image: Numbers = self._memory.whole(IMAGE) if group.rank == 0 else np.empty(0, np.uint8)
@@ -136,7 +136,7 @@ class NetworkProgram(Compiled):
     def _computing(self, step: OwnStep, called: Called) -> list[CompiledCall]:
         rank = self._group.rank
         if isinstance(step, OwnPiece):
-            piece = pieces_of(step.shares, rank)[step.number]
+            piece = self._pieces_of(step.shares, rank)[step.number]
             slab = self._slab(piece, self._shared({**step.leaving, **step.between, **step.coming}))
             self._pieces.append(slab)
             return [slab.run]
@@ -150,7 +150,7 @@ class NetworkProgram(Compiled):
         return {name: self._memory.view(*own) for name, own in lies.items()}
 
     def _shared(self, lies: Lies, *, in_place: bool = False) -> Shared:
-        return Shared({name: array.reshape(-1) for name, array in self._arrays(lies).items()}, in_place)
+        return Shared({name: array.reshape(-1, copy=False) for name, array in self._arrays(lies).items()}, in_place)
 
     def _slab(self, piece: Piece, shared: Shared) -> Slab:
         self.slabs.append(Slab(self._net, piece, shared))
@@ -232,29 +232,9 @@ class NetworkShare(Graphs[bytes, PieceGraph, Bind]):
 
         Return the seconds that this rank computed.
         """
-        with metered(self.meter if counts else Meter(), self._group, self.trace if counts else None) as spent:
+        with metered(self._group, [self.meter] if counts else (), self.trace if counts else None) as spent:
             self.program.run()
         return spent.compute_s
-
-
-@contextmanager
-def metered(meter: Meter, group: Group, trace: Trace | None = None) -> Iterator[Meter]:
-    """Count what is done within, and record it where there is a trace; gives what it was, when it has ended."""
-    spent, started = Meter(), clock.now()
-    group.traffic.reset()
-    group.traffic.trace = trace
-    if trace is not None:
-        trace.begin()
-    try:
-        yield spent
-    finally:
-        group.traffic.trace = None
-        if trace is not None:
-            trace.end()
-        traffic = group.traffic
-        wait_s, sent, received = traffic.wait_s, traffic.sent_bytes, traffic.received_bytes
-        spent.add(Meter(clock.now() - started - wait_s, wait_s, sent, received))
-        meter.add(spent)
 
 
 class HeldPlans:
@@ -368,5 +348,5 @@ class NetworkReplicas:
     @contextmanager
     def metered(self, count: bool, *, begins: bool = True) -> Iterator[None]:
         """Count what is done within, if it counts."""
-        with metered(self._meter if count else Meter(), self._group):
+        with metered(self._group, [self._meter] if count else ()):
             yield

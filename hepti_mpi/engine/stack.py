@@ -81,6 +81,36 @@ class Meter:
         return {name: getattr(self, name) for name in names}
 
 
+@contextmanager
+def metered(
+    group: Group, meters: Sequence[Meter], trace: Trace | None = None, *, begins: bool = True
+) -> Iterator[Meter]:
+    """Count what is done within, until the end or an error; gives what it was, when it has ended.
+
+    Parameters
+    ----------
+    meters
+        Count it, too.
+    trace
+        Records it; with what `begins`, it begins.
+    """
+    spent, started, traffic = Meter(), clock.now(), group.traffic
+    traffic.reset()
+    traffic.trace = trace
+    if trace is not None and begins:
+        trace.begin()
+    try:
+        yield spent
+    finally:
+        traffic.trace = None  # waits of others' business are in no trace
+        if trace is not None:
+            trace.end()
+        wait_s, sent, received = traffic.wait_s, traffic.sent_bytes, traffic.received_bytes
+        spent.add(Meter(clock.now() - started - wait_s, wait_s, sent, received))
+        for meter in meters:
+            meter.add(spent)
+
+
 class Stack:
     """The rank's part of the layers, and the ranks that share them.
 
@@ -253,27 +283,16 @@ class Stack:
 
     @contextmanager
     def metered(self, count: bool, *, begins: bool = True) -> Iterator[None]:
-        """Count what is done until the end, or an error, if it counts; with what begins a batch, its trace begins."""
-        started = self._metered_since = clock.now()
-        traffic = self._world.traffic
-        traffic.reset()
-        trace = traffic.trace = self.trace if count else None
-        if trace is not None and begins:
-            trace.begin()
-        try:
-            yield
-        finally:
-            traffic.trace = None  # waits of others' business are in no batch's trace
-            if trace is not None:
-                trace.end()
-            compute_s = clock.now() - started - traffic.wait_s
-            bits, self._bits = self._bits, Counter()
-            spent = Meter(compute_s, traffic.wait_s, traffic.sent_bytes, traffic.received_bytes, bits)
-            if begins:
-                self.last = Meter()
-            self.last.add(spent)
-            if count:
-                self.meter.add(spent)
+        """Count what is done within if it counts; with what begins a batch, its trace begins."""
+        if begins:
+            self.last = Meter()
+        meters, trace = ([self.last, self.meter], self.trace) if count else ([self.last], None)
+        with metered(self._world, meters, trace, begins=begins) as spent:
+            self._metered_since = clock.now()
+            try:
+                yield
+            finally:
+                spent.batches_by_bits, self._bits = self._bits, Counter()
 
     def _hop(self, path: ReplicaPath, hop: int, rows: int, x: Array) -> Array:
         """Send what this rank has of the rows, and return those that it needs next."""

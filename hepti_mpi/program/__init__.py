@@ -1,1 +1,1 @@
-"""The engine of language models: a schedule, compiled to buffers and calls, and run; a rank's weights and state."""
+"""A rank's part in a schedule, compiled to places and calls, of networks and language models; the latter's state."""

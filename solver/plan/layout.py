@@ -9,7 +9,6 @@ exchange follows from what is needed, not from a placement that is annotated.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,7 +36,10 @@ class Box:
     @property
     def size(self) -> int:
         """How many numbers."""
-        return math.prod(self.shape)
+        size = 1
+        for span in self.spans:
+            size *= span.stop - span.start
+        return size
 
     def touches(self, other: Box) -> bool:
         """Return whether there is something that both have."""

@@ -20,7 +20,8 @@ from typing import Protocol
 from solver.base.spans import Span
 from solver.model.kinds.part import ROW, Part, RankRegion, there
 from solver.plan.decoder_plan import ROWS_BY_MPI
-from solver.plan.layout import Box, Layout, moves
+from solver.plan.layout import Box, Layout, Move, moves
+from solver.plan.plan import Wire
 from solver.schedule.regions import box_of, lengths
 from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep, unfolded
 
@@ -55,14 +56,15 @@ class Places:
         self.boxes, self.pixels = joined(pair for step in used for pair in step), pixels
         self.memory: dict[str, int] = {}
         self.sizes: list[int] = []
-        last = {name: number for number, step in enumerate(used) for name, _ in step}
+        every = [dict(step) for step in used]
+        last = {name: number for number, names in enumerate(every) for name in names}
         free: list[int] = []
-        for number, step in enumerate(used):
-            for name in dict.fromkeys(name for name, _ in step):
+        for number, names in enumerate(every):
+            for name in names:
                 if name not in self.memory:
                     size = self.boxes[name].size
                     self.memory[name] = self._taken(free, -(-size // FLOAT_BYTES) if name in pixels else size)
-            free += [self.memory[name] for name in dict.fromkeys(name for name, _ in step) if last[name] == number]
+            free += [self.memory[name] for name in names if last[name] == number]
 
     def _taken(self, free: list[int], size: int) -> int:
         """Return a memory for so many numbers: the least free one that has as many, or the largest, which grows."""
@@ -85,7 +87,8 @@ def joined(pairs: Iterable[tuple[str, Box]]) -> dict[str, Box]:
     """Return of every value the least box that contains all of its own."""
     found: dict[str, Box] = {}
     for name, box in pairs:
-        found[name] = _hull(found[name], box) if name in found else box
+        own = found.get(name)
+        found[name] = box if own is None or own is box or own == box else _hull(own, box)
     return found
 
 
@@ -109,15 +112,16 @@ class OwnItem:
 
     Parameters
     ----------
-    have, want
-        What all ranks have, and want.
+    have, want, moves
+        What all ranks have, and want; and who sends whom what.
     pieces, places
-        This rank's boxes of `have`, in their order, and what it wants, each with the place where it lies. Several
-        places may want the same.
+        This rank's boxes of `have`, in their order, and what it wants, each with the place where it lies; "": it is
+        empty, and lies nowhere. Several places may want the same.
     """
 
     have: Layout
     want: Layout
+    moves: Sequence[Move]
     pieces: Used
     places: Used
 
@@ -155,7 +159,7 @@ class OwnExchange:
     @property
     def used(self) -> Used:
         """The boxes that it has of values."""
-        return [own for item in self.items for own in (*item.pieces, *item.places) if own[1].size]
+        return [own for item in self.items for own in (*item.pieces, *item.places) if own[0]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,19 +210,24 @@ def by_sockets(step: ExchangeStep) -> bool:
 
 
 def arriving(
-    every: Iterable[tuple[OwnStep, Called]], rank: int, places: Places, coded: Callable[[ExchangeStep], bool]
-) -> float:
-    """Return how many numbers lie where messages arrive that cannot arrive in their places, and where they are coded.
+    every: Iterable[tuple[OwnStep, Called]], rank: int, places: Places, wire: Callable[[ExchangeStep], Wire]
+) -> int:
+    """Return the bytes of where messages arrive that cannot arrive in their places, and of where they are coded.
 
     One exchange runs at a time: messages share such a place that are of one shape, and in the same turn in theirs.
+
+    Parameters
+    ----------
+    wire
+        How the numbers of an exchange travel; pixels travel as they are.
     """
-    found: dict[tuple[object, ...], float] = {}
+    found: dict[tuple[object, ...], int] = {}
     exchanges = {id(own): (own, called) for own, called in every if isinstance(own, OwnExchange)}
     for own, called in exchanges.values():
         of_peers: dict[tuple[int, int, bool], list[tuple[OwnItem, Box]]] = {}
         for item in own.items:
             pixels = any(called(name) in places.pixels for name, _ in item.places)
-            for move in moves(item.have, item.want):
+            for move in item.moves:
                 if move.receiver == rank:
                     of_peers.setdefault((move.sender, move.piece, pixels), []).append((item, move.box))
         for turn, ((_, _, pixels), parts) in enumerate(sorted(of_peers.items(), key=itemgetter(0))):
@@ -226,9 +235,10 @@ def arriving(
             width = parts[0][1].shape[-1] if len(parts) == 1 and own.by_rows else size
             key = turn, size, width, pixels
             if not _arrives_in_place(parts, called, places):
-                found[key] = size / FLOAT_BYTES if pixels else size
-            if not pixels and any(map(coded, own.steps)):
-                found["coded", *key] = size
+                found[key] = size if pixels else FLOAT_BYTES * size
+            coded = Wire.FLOAT32 if pixels else wire(own.steps[0])
+            if coded is not Wire.FLOAT32:
+                found["coded", *key] = size // width * coded.row_bytes(width)
     return sum(found.values())
 
 
@@ -271,7 +281,7 @@ def _own_parts(steps: Sequence[AnyStep], rank: int) -> Iterator[OwnCompute | Own
         source = f"{name} +" if first and name in apart else name
         have, want = step.layouts()
         pieces, places = [(source, box) for box in have.boxes[rank]], [(name, box) for box in want.boxes[rank]]
-        item = OwnItem(have, want, pieces, places)
+        item = OwnItem(have, want, moves(have, want), pieces, places)
         goes_on = isinstance(after, ExchangeStep) and after.value == step.value
         yield OwnExchange((step,), (item,), equal=not goes_on)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hepti_mpi.comm.direct import Direct
-from hepti_mpi.comm.wires import EXACT
+from hepti_mpi.comm.wires import coding
 from hepti_mpi.engine.load import WeightsSource
 from hepti_mpi.program.program import PassShape, Program
 from hepti_mpi.program.share import Share
@@ -210,20 +210,21 @@ def test_bytes_that_are_sent_are_those_that_were_priced(wire, stages, rows, cuts
 
 @pytest.mark.parametrize(("stages", "cuts", "seed"), sized(sweeps.cycled(6, (1, 2, 3), CUTS, sweeps.seeds(2, 20)), 4))
 def test_memory_of_a_pass_is_that_which_was_priced(stages, cuts, seed, world):
-    """Of every rank, to the byte, where numbers travel as they are; with what arrives."""
+    """Of every rank, to the number of four bytes, on any wire; with what arrives."""
     rng = np.random.default_rng([7, stages, seed])
     weights = Weights(small_model(layers=5, hidden=64))
     plan = random_plan(world, weights.model, rng, stages=stages, **CUTS[cuts])
+    plan = replace(plan, wire=(Wire.FLOAT32, Wire.FLOAT16, Wire.INT8)[(stages + seed) % 3])
     direct, rows = Direct(world), plan.context
     share = Share(DecoderPasses(weights.model, plan), world.rank)
     WeightsSource(world, weights).complete(share.lacking())
-    program = Program(share, PassShape(0, 1, rows, 1), world, direct, EXACT)
+    program = Program(share, PassShape(0, 1, rows, 1), world, direct, coding(plan.wire))
 
     program.run([0])
 
     taken = world.on_all(lambda: program.taken_bytes)
     direct.close()
-    assert taken == [4 * numbers for numbers in chunk_numbers(weights.model, plan)]
+    assert [-(-own // 4) for own in taken] == chunk_numbers(weights.model, plan)
 
 
 @pytest.mark.parametrize("rows_from", [0, 16])

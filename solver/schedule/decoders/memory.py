@@ -173,14 +173,14 @@ def chunk_numbers(model: Decoder, plan: DecoderPlan) -> list[int]:
     passes, rows = DecoderPasses(model, plan), min(CHUNK_ROWS, plan.context)
     steps, given = passes.steps(rows, 1, folded=True), passes.given(rows)
 
-    def coded(step: ExchangeStep) -> bool:
-        return plan.wire is not Wire.FLOAT32 and passes.coded(step)
+    def wire(step: ExchangeStep) -> Wire:
+        return plan.wire if passes.coded(step) else Wire.FLOAT32
 
     found = [0] * len(plan.devices)
     for rank in {rank for stage in plan.stages for rank in stage.ranks}:
         every = own_steps(steps, rank)
         places = places_of(every, [(given.name, Box.whole(*given.shape))] if rank in passes.first else ())
-        found[rank] = places.numbers + int(arriving(every, rank, places, coded))
+        found[rank] = places.numbers + -(-arriving(every, rank, places, wire) // FLOAT_BYTES)
     return found
 
 

@@ -19,15 +19,16 @@ import numpy as np
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Span
 from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
-from solver.model.convnet import FLOAT_BYTES, ConvNet, MapBox, Node
+from solver.model.convnet import FLOAT_BYTES, NOTHING, ConvNet, MapBox, Node
+from solver.model.kinds.operator import MAP
+from solver.model.kinds.part import Region
 from solver.model.operators import LARGE_PRODUCT
-from solver.plan.layout import Box, Layout
-from solver.plan.plan import Wire
+from solver.plan.layout import Box, Layout, moves
 from solver.plan.segments import SegmentPlan
 from solver.schedule.networks.pieces import Reach, Walk, map_box, pieces_of
 from solver.schedule.networks.segment_steps import entering_numbers, numbers_within, weights_of
 from solver.schedule.networks.steps import (
-    Regions,
+    Held,
     SegmentShares,
     TileShares,
     exchanges_of,
@@ -37,9 +38,10 @@ from solver.schedule.networks.steps import (
 )
 from solver.schedule.places import OwnExchange, OwnItem, OwnStep, Places, Used, arriving, places_of
 from solver.schedule.regions import Lengths, volume
-from solver.schedule.schedule import ExchangeStep
+from solver.schedule.schedule import ComputeStep, ExchangeStep
 
 IMAGE = "image"  # its place
+EveryBox = Mapping[str, Sequence[Sequence[Box]]]  # of values, [pieces][ranks]
 Lies = Mapping[str, tuple[str, Box]]  # by the value, or strip: the place, and the box of the value that lies there
 
 
@@ -164,10 +166,11 @@ def coming_into(net: ConvNet, walk: Walk) -> list[str]:
 
 def own_image(net: ConvNet, plan: SegmentPlan, rank: int) -> OwnImage:
     """Return a rank's part in an image, and where all that it has lies."""
-    every, ranks = unrolled(net, plan), len(plan.devices)
+    every = unrolled(net, plan)
     brought = _brought(net, every)
     image: Lies = {net.input: (IMAGE, boxed(net, net.input, net.extent(net.input)))} if rank == 0 else {}
-    outputs: Lies = {name: (f"out {name}", box) for name, box in _boxes(net, handed_in(net, ranks), (0, rank)).items()}
+    wanted = {name: net.extent(name) for name in net.outputs} if rank == 0 else {}
+    outputs: Lies = {name: (f"end {name}", boxed(net, name, box)) for name, box in wanted.items()}
     have, lying = [image], {(name, box): place for name, (place, box) in image.items()}
     steps = list[OwnStep]()
     for number, shares in enumerate(every):
@@ -197,39 +200,64 @@ def _own_pieces(
     net: ConvNet, shares: SegmentShares, rank: int, segment: int, lying: Mapping[tuple[str, Box], str]
 ) -> Iterator[OwnPiece]:
     """Yield what a rank computes of a segment. What it needs lies where it was left, if no summands are added up."""
-    made, needs = shares.compute.made, shares.compute.walked[1]
     if any(own.partial for own in shares.before.values()):
         lying = {}
     large = any(_is_large(net, node) for node in net.nodes[shares.segment.nodes.slice])
     pieces = pieces_of(shares, rank) if large else ()
-    number = 0
-    for at in range(max((len(spans) for region in made.values() for spans in region.values()), default=0)):
-        leaves, comes = (_boxes(net, regions, (at, rank)) for regions in (made, needs))
-        if not leaves:
-            continue
-        coming = {name: (lying.get((name, box), f"{segment}.{number} {name}"), box) for name, box in comes.items()}
+    for number, (leaves, comes) in enumerate(_pieces(net, shares, rank)):
+        at = f"{segment}.{number}"
+        coming = {name: (lying.get((name, box), f"into {at} {name}"), box) for name, box in comes.items()}
         between = {}
         if large:
-            walks = graphs_of(net, pieces[number].walk)
-            between = {
-                name: (f"{segment}.{number} {name}", boxed(net, name, pieces[number].walk.needs[name]))
-                for walk in walks
-                for name in coming_into(net, walk)
-                if name not in coming
-            }
+            walk = pieces[number].walk
+            names = {name for graph in graphs_of(net, walk) for name in coming_into(net, graph)} - coming.keys()
+            between = {name: (f"into {at} {name}", boxed(net, name, walk.needs[name])) for name in sorted(names)}
         there = coming | between
-        leaving = {
-            name: (there[name][0] if name in there else f"{segment}.{number} > {name}", box)
-            for name, box in leaves.items()
-        }
+        leaving = {name: (there[name][0] if name in there else f"of {at} {name}", box) for name, box in leaves.items()}
         yield OwnPiece(shares, number, coming, leaving, between)
-        number += 1
 
 
-def _boxes(net: ConvNet, regions: Regions, place: tuple[int, int]) -> dict[str, Box]:
-    """Return what there is of values of one piece and rank."""
-    every = {name: map_box(region, place) for name, region in regions.items()}
-    return {name: boxed(net, name, box) for name, box in every.items() if box.size}
+def _pieces(net: ConvNet, shares: SegmentShares, rank: int) -> list[tuple[dict[str, Box], dict[str, Box]]]:
+    """Return what leaves every piece of a rank, and what comes into it."""
+    made, needs = _made_and_needed(net, shares.compute)
+    count = max(map(len, made.values()), default=0)
+    every = ((_of_rank(made, piece, rank), _of_rank(needs, piece, rank)) for piece in range(count))
+    return [own for own in every if own[0]]
+
+
+def _boxes(net: ConvNet, name: str, region: Region) -> list[list[Box]]:
+    """Return the boxes of a value of every rank, piece by piece, [pieces][ranks]."""
+    spans = [region[axis].tolist() for axis in MAP]
+    axes, nothing = net.axes(name), boxed(net, name, NOTHING)
+    whole = boxed(net, name, net.extent(name))
+    found = []
+    for piece in range(max(map(len, spans))):
+        of_axes = [own[min(piece, len(own) - 1)] for own in spans]
+        found.append(
+            [
+                nothing
+                if any(start >= stop for start, stop in ends)
+                else Box(tuple([Span(*own) for own in ends[:axes]]))
+                if axes
+                else whole
+                for ends in zip(*of_axes, strict=True)
+            ]
+        )
+    return found
+
+
+def _of_rank(boxes: EveryBox, piece: int, rank: int) -> dict[str, Box]:
+    """Return what there is of values of one piece and rank; some are the same for all pieces."""
+    own = {name: every[min(piece, len(every) - 1)][rank] for name, every in boxes.items()}
+    return {name: box for name, box in own.items() if box.size}
+
+
+@lru_cache(maxsize=1 << 8)  # of plans that differ in a segment all others are the same
+def _made_and_needed(net: ConvNet, compute: ComputeStep | TileShares) -> tuple[EveryBox, EveryBox]:
+    """Return the boxes of what is left of a segment, and of what is needed for it."""
+    made, needs = compute.boxes if isinstance(compute, TileShares) else compute.made, compute.walked[1]
+    one, other = ({name: _boxes(net, name, own) for name, own in regions.items()} for regions in (made, needs))
+    return one, other
 
 
 def _own_tiles(net: ConvNet, shares: SegmentShares, tiles: TileShares, rank: int, segment: int) -> OwnTiles:
@@ -237,19 +265,21 @@ def _own_tiles(net: ConvNet, shares: SegmentShares, tiles: TileShares, rank: int
     leaving: Lies = {}
     strips: list[dict[str, tuple[str, Box]]] = []
     if rank == 0:
-        needs = _boxes(net, shares.needs, (0, rank))
-        coming = {name: (f"{segment} {name}", box) for name, box in needs.items()}
+        needs = _of_rank({name: _boxes(net, name, region) for name, region in shares.needs.items()}, 0, rank)
+        coming = {name: (f"into {segment} {name}", box) for name, box in needs.items()}
         leaving = {
-            name: coming[name] if name in shares.before else (f"{segment} > {name}", boxed(net, name, net.extent(name)))
+            name: coming[name]
+            if name in shares.before
+            else (f"of {segment} {name}", boxed(net, name, net.extent(name)))
             for name in shares.after
         }
         strips = [{} for _ in tiles.owners]
         for value, side, taker, giver in tiles.given:
             name, box = f"{value}:{side}", map_box(tiles.taken[value, side], (0, taker))
-            strips[giver][name] = f"{segment} {giver} {name}", boxed(net, value, box)
+            strips[giver][name] = f"strip {segment}.{giver} {name}", boxed(net, value, box)
     able = shares.able(rank)
     sizes = {name: int(own[able].max(initial=0)) * _numbers(net, name) for name, own in _rooms(tiles).items()}
-    room = {name: (f"{segment} tile {name}", Box.whole(size)) for name, size in sizes.items() if size}
+    room = {name: (f"tile {segment} {name}", Box.whole(size)) for name, size in sizes.items() if size}
     return OwnTiles(shares, coming, leaving, strips, room)
 
 
@@ -259,7 +289,7 @@ def of_tiles(net: ConvNet, own: OwnTiles, rank: int) -> list[tuple[Lies, Lies]]:
     assert tiles is not None
     found: list[tuple[Lies, Lies]] = []
     for number, beside in enumerate(() if rank else tiles.beside):
-        needs, leaves = (_boxes(net, regions, (0, number)) for regions in (tiles.walked[1], tiles.boxes))
+        leaves, needs = (_of_rank(boxes, 0, number) for boxes in _made_and_needed(net, tiles))
         strips = {}
         for (value, side), region in tiles.taken.items():
             if map_box(region, (0, number)).size:
@@ -288,7 +318,7 @@ def _rooms(tiles: TileShares) -> dict[str, Lengths]:
     return found
 
 
-Brought = Sequence[tuple[ExchangeStep, Layout, Layout]]  # values, with what all ranks have of them and want
+Brought = Sequence[tuple[ExchangeStep, OwnItem]]  # steps, and what all ranks have and want; no rank's places yet
 
 
 @lru_cache(maxsize=8)  # what is brought is the same for all ranks
@@ -298,27 +328,26 @@ def _brought(net: ConvNet, every: tuple[SegmentShares, ...]) -> tuple[Brought, .
     held = [image_on_root(net, ranks), *(shares.after for shares in every)]
     needs = [*(shares.needs for shares in every), handed_in(net, ranks)]
     return tuple(
-        [(step, *_layouts(net, step, ranks)) for step in exchanges_of(before, wanted)]
+        [(step, _item(net, step, before[step.value.name])) for step in exchanges_of(before, wanted)]
         for before, wanted in zip(held, needs, strict=True)
     )
 
 
-def _layouts(net: ConvNet, step: ExchangeStep, ranks: int) -> tuple[Layout, Layout]:
-    """Return what ranks have, of empty pieces, too, since these are counted; and want."""
-    value = step.value.name
-    pieces = [tuple(boxed(net, value, map_box(own, (0, rank))) for own in step.have) for rank in range(ranks)]
-    want = Layout.of(boxed(net, value, map_box(step.want, (0, rank))) for rank in range(ranks))
-    return Layout(tuple(pieces), partial=step.partial), want
+def _item(net: ConvNet, step: ExchangeStep, held: Held) -> OwnItem:
+    """Return what all ranks have and want of a value; of what they have empty pieces, too, since these are counted."""
+    have = Layout(tuple(zip(*_boxes(net, step.value.name, held.box), strict=True)), partial=step.partial)
+    want = Layout.of(_boxes(net, step.value.name, step.want)[0])
+    return OwnItem(have, want, moves(have, want), (), ())
 
 
 def _own_exchange(rank: int, brought: Brought, have: Sequence[Lies], needs: Sequence[Lies]) -> OwnExchange:
     """Return a rank's part in exchanges that are one, from the pieces that it has to those that it needs."""
     items = []
-    for step, lies, wanted in brought:
+    for step, own in brought:
         name = step.value.name
-        pieces = [own.get(name, ("", box)) for own, box in zip(have, lies.boxes[rank], strict=False)]
-        items.append(OwnItem(lies, wanted, pieces, [own[name] for own in needs if name in own]))
-    return OwnExchange(tuple(step for step, *_ in brought), tuple(items), by_rows=False, ahead=True)
+        pieces = [lies.get(name, ("", box)) for lies, box in zip(have, own.have.boxes[rank], strict=False)]
+        items.append(replace(own, pieces=pieces, places=[lies[name] for lies in needs if name in lies]))
+    return OwnExchange(tuple(step for step, _ in brought), tuple(items), by_rows=False, ahead=True)
 
 
 def _graph(net: ConvNet, walk: Walk, made: Mapping[int, Reach]) -> Walk:
@@ -349,15 +378,13 @@ def _by_columns(net: ConvNet, node: Node, reach: Reach) -> list[Reach]:
 # What a plan needs.
 
 
-def places_numbers(net: ConvNet, plan: SegmentPlan) -> list[float]:
-    """Return how many numbers of four bytes every rank has room for: what lies in places, and messages that arrive."""
+def places_bytes(net: ConvNet, plan: SegmentPlan) -> list[int]:
+    """Return the bytes of where a plan's values lie on every rank, and of where messages arrive."""
     found = []
     for rank in range(len(plan.devices)):
         own = own_image(net, plan, rank)
-        messages = arriving(
-            [(step, str) for step in own.steps], rank, own.places, lambda _: plan.wire is not Wire.FLOAT32
-        )
-        found.append(own.places.numbers + messages)
+        messages = arriving([(step, str) for step in own.steps], rank, own.places, lambda _: plan.wire)
+        found.append(FLOAT_BYTES * own.places.numbers + messages)
     return found
 
 
@@ -374,10 +401,9 @@ def memory_of(net: ConvNet, plan: SegmentPlan) -> list[int]:
             inner = np.broadcast_to(numbers_within(net, shares.tiles), (1, len(shares.tiles.owners)))[0]
             most = np.array([max([own, *inner[shares.able(rank)].tolist()]) for rank, own in enumerate(most.tolist())])
         within += most
-    lie = places_numbers(net, plan)
     return [
-        weights + math.ceil(FLOAT_BYTES * (numbers + inner))
-        for weights, numbers, inner in zip(weights_of(net, plan), lie, within.tolist(), strict=True)
+        weights + lies + FLOAT_BYTES * inner
+        for weights, lies, inner in zip(weights_of(net, plan), places_bytes(net, plan), within.tolist(), strict=True)
     ]
 
 

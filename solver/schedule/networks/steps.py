@@ -176,8 +176,8 @@ def exchanges_of(before: Mapping[str, Held], needs: Regions) -> list[ExchangeSte
     found = []
     for name, want in needs.items():
         held = before[name]
-        pieces = zip(*(np.split(held.box[axis], len(held.box[axis])) for axis in MAP), strict=True)
-        have = tuple(dict(zip(MAP, spans, strict=True)) for spans in pieces)
+        pieces = range(len(held.box[CHANNEL]))
+        have = tuple({axis: held.box[axis][number : number + 1] for axis in MAP} for number in pieces)
         found.append(ExchangeStep(name, held.value, have, want, held.partial))
     return found
 
