@@ -91,13 +91,19 @@ def volumes(spans: Spans) -> Lengths:
     return np.asarray(np.multiply.reduce(lengths(spans), 1))
 
 
+def alike(one: Spans, other: Spans) -> NDArray[np.bool_]:
+    """Return where packed regions are the same, [regions, ...]."""
+    ends = one == other
+    return np.asarray(np.logical_and.reduce(ends[..., 0] & ends[..., 1], 1))
+
+
 def shared(have: Spans, want: Spans) -> Lengths:
     """Return how much rank i has of what rank j wants, [regions, ..., i, j], of packed regions."""
     one, other = have[..., :, None, :], want[..., None, :, :]
     common = np.minimum(one[..., 1], other[..., 1])
     common -= np.maximum(one[..., 0], other[..., 0])
     np.maximum(common, 0, out=common)
-    return np.asarray(np.multiply.reduce(common, 1))
+    return np.asarray(common[:, 0] if common.shape[1] == 1 else np.multiply.reduce(common, 1))
 
 
 def box_of(region: Region, axes: tuple[str, ...], rank: int) -> Box:

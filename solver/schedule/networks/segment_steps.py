@@ -52,7 +52,7 @@ from solver.schedule.networks.steps import (
     unrolled,
 )
 from solver.schedule.price import Price
-from solver.schedule.regions import Lengths, lengths, packed, same, volume, volumes
+from solver.schedule.regions import Lengths, alike, lengths, packed, same, volume, volumes
 from solver.schedule.schedule import ComputeStep, PlacedPart
 from solver.schedule.timing import Machine
 from solver.schedule.turns import ClockTurn, priced, together_s
@@ -299,8 +299,8 @@ class Lying:
     def just(self, values: Iterable[str], needs: Spans) -> Mask:
         """Return whether what pieces need is just one of the boxes that lie in one run, [values, pieces, p]."""
         places = [self.numbers[name] for name in values]
-        same_ends = (needs[:, :, :, None] == self.boxes[places][:, :, None]).all((1, -1))
-        return np.asarray((same_ends & self.in_one_run[places][:, None]).any(2))
+        found = alike(needs[:, :, :, None], self.boxes[places][:, :, None]) & self.in_one_run[places][:, None]
+        return np.asarray(found.any(2))
 
 
 def _lying(before: SegmentShares | None, shares: SegmentShares) -> Lying | None:
@@ -421,9 +421,9 @@ def copied(net: ConvNet, have: Regions, needs: Regions, lies: Mapping[str, Mask 
     having = [have[name] for name in needs]
     axes = tuple(having[0])
     wanted = packed(needs.values(), axes)
-    same_ends = (packed(having, axes) == wanted).all((1, -1))
-    copied = ~(same_ends & along([lies[name] for name in needs], same_ends.ndim)) * volumes(wanted)
-    return np.asarray((copied * along([numbers_across(net, name, axes) for name in needs], copied.ndim)).sum(0))
+    just_so = alike(packed(having, axes), wanted)
+    copied = ~(just_so & along([lies[name] for name in needs], just_so.ndim)) * volumes(wanted)
+    return np.asarray(np.einsum("v,v...->...", [numbers_across(net, name, axes) for name in needs], copied))
 
 
 def all_ended(machine: Machine, ready: Floats, moved: Floats, compute: Floats) -> Floats:

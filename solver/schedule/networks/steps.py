@@ -35,6 +35,8 @@ FLOAT_BITS, PIXEL_BITS = 32, 8
 SIDES = {"above": (-1, 0), "below": (1, 0), "left": (0, -1), "right": (0, 1)}
 Regions = Mapping[str, Region]  # by the value
 _FAR = 1 << 40  # after the end of every axis
+# Of so many pairs of spans what is between fits in a cache: values are compared together, or of many plans one by one.
+CACHED = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,9 +498,13 @@ def moved_bytes(net: ConvNet, have: Regions, needs: Regions, wire: Wire) -> Floa
         return np.zeros((1, 1))
     having = [have[name] for name in needs]
     axes = tuple(having[0])
-    numbers = shared(packed(having, axes), packed(needs.values(), axes))
-    moved = along([bytes_across(net, name, axes, wire) for name in needs], numbers.ndim) * numbers
-    return np.asarray(moved.sum(0) * _others(moved.shape[-1]))
+    owned, wanted = packed(having, axes), packed(needs.values(), axes)
+    weights = np.array([bytes_across(net, name, axes, wire) for name in needs])
+    moved: Floats | float = 0.0
+    step = max(1, CACHED // max(owned[0].size * wanted[0].size, 1))
+    for some in (slice(first, first + step) for first in range(0, len(weights), step)):
+        moved = moved + np.einsum("v,v...->...", weights[some], shared(owned[some], wanted[some]))
+    return np.asarray(moved * _others(wanted.shape[-2]))
 
 
 def along(of_values: Sequence[Any], dimensions: int) -> NDArray[Any]:
