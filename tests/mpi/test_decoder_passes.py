@@ -10,6 +10,7 @@ from hepti_mpi.comm.wires import coding
 from hepti_mpi.engine.load import WeightsSource
 from hepti_mpi.program.program import PassShape, Program
 from hepti_mpi.program.share import Share
+from solver.base.spans import Partition, largest_remainder
 from solver.model.kinds.part import FFN, HEAD
 from solver.plan.plan import Wire
 from solver.schedule.decoders.cost import price_pass, setting_of
@@ -270,6 +271,9 @@ def test_a_span_that_is_one_too_short_is_noticed(role, cuts, world, monkeypatch)
     weights = Weights(replace(MODELS["llama"], hidden=640))
     rng = np.random.default_rng(3)
     plan = random_plan(world, weights.model, rng, **(CUTS[cuts] if cuts else {}), embeds=role == "words")
+    if plan.hidden is not None:  # by several units each
+        ranks = [float(rank in plan.stages[0].ranks) for rank in range(world.size)]
+        plan = replace(plan, hidden=Partition.of_counts(32 * own for own in largest_remainder(ranks, 640 // 32)))
     tokens = [weights.model.vocab - 1, *rng.integers(0, weights.model.vocab, sum(CHUNKS) - 1).tolist()]
     shorten(monkeypatch, role)
 
