@@ -15,7 +15,7 @@ from tests.lab.conftest import ROOT
 TOKENS = 200
 # As it is planned for, no board holds the weights, which are 3.4 MiB, beside what every rank needs: the first two share
 # them, and without the second the first and the third.
-COLUMNS, PLANNED_GIB = 1500, 0.15
+COLUMNS, PLANNED_GIB = 1500, 0.1515  # 155 MiB: one board needs 156.5, of two the larger share 153.5
 
 
 class Service:
