@@ -346,7 +346,7 @@ def _own_exchange(rank: int, brought: Brought, have: Sequence[Lies], needs: Sequ
     for step, own in brought:
         name = step.value.name
         pieces = [lies.get(name, ("", box)) for lies, box in zip(have, own.have.boxes[rank], strict=False)]
-        items.append(replace(own, pieces=pieces, places=[lies[name] for lies in needs if name in lies]))
+        items.append(OwnItem(own.have, own.want, own.moves, pieces, [lies[name] for lies in needs if name in lies]))
     return OwnExchange(tuple(step for step, _ in brought), tuple(items), by_rows=False, ahead=True)
 
 
