@@ -28,7 +28,7 @@ from solver.plan.segments import SegmentPlan
 from solver.schedule.networks.pieces import Reach, Walk, map_box, pieces_of
 from solver.schedule.networks.segment_steps import entering_numbers, numbers_within, weights_of
 from solver.schedule.networks.steps import (
-    Held,
+    Regions,
     SegmentShares,
     TileShares,
     exchanges_of,
@@ -256,8 +256,12 @@ def _of_rank(boxes: EveryBox, piece: int, rank: int) -> dict[str, Box]:
 def _made_and_needed(net: ConvNet, compute: ComputeStep | TileShares) -> tuple[EveryBox, EveryBox]:
     """Return the boxes of what is left of a segment, and of what is needed for it."""
     made, needs = compute.boxes if isinstance(compute, TileShares) else compute.made, compute.walked[1]
-    one, other = ({name: _boxes(net, name, own) for name, own in regions.items()} for regions in (made, needs))
-    return one, other
+    return _boxes_of(net, made), _boxes_of(net, needs)
+
+
+def _boxes_of(net: ConvNet, regions: Regions) -> EveryBox:
+    """Return the boxes of several values."""
+    return {name: _boxes(net, name, region) for name, region in regions.items()}
 
 
 def _own_tiles(net: ConvNet, shares: SegmentShares, tiles: TileShares, rank: int, segment: int) -> OwnTiles:
@@ -265,7 +269,7 @@ def _own_tiles(net: ConvNet, shares: SegmentShares, tiles: TileShares, rank: int
     leaving: Lies = {}
     strips: list[dict[str, tuple[str, Box]]] = []
     if rank == 0:
-        needs = _of_rank({name: _boxes(net, name, region) for name, region in shares.needs.items()}, 0, rank)
+        needs = _of_rank(_boxes_of(net, shares.needs), 0, rank)
         coming = {name: (f"into {segment} {name}", box) for name, box in needs.items()}
         leaving = {
             name: coming[name]
@@ -324,20 +328,35 @@ Brought = Sequence[tuple[ExchangeStep, OwnItem]]  # steps, and what all ranks ha
 @lru_cache(maxsize=8)  # what is brought is the same for all ranks
 def _brought(net: ConvNet, every: tuple[SegmentShares, ...]) -> tuple[Brought, ...]:
     """Return what is brought before every segment of a plan, and in the end."""
-    ranks = every[0].devices
-    held = [image_on_root(net, ranks), *(shares.after for shares in every)]
-    needs = [*(shares.needs for shares in every), handed_in(net, ranks)]
+    image, outputs = image_on_root(net, every[0].devices), handed_in(net, every[0].devices)
+    held = [image, *(shares.after for shares in every)]
+    needs = [*(shares.needs for shares in every), outputs]
+    have = [_boxes_of(net, {name: own.box for name, own in image.items()}), *(_left(net, shares) for shares in every)]
+    want = [*(_needed(net, shares) for shares in every), _boxes_of(net, outputs)]
     return tuple(
-        [(step, _item(net, step, before[step.value.name])) for step in exchanges_of(before, wanted)]
-        for before, wanted in zip(held, needs, strict=True)
+        [(step, _item(lies[step.value.name], wanted[step.value.name], step)) for step in exchanges_of(before, then)]
+        for before, then, lies, wanted in zip(held, needs, have, want, strict=True)
     )
 
 
-def _item(net: ConvNet, step: ExchangeStep, held: Held) -> OwnItem:
+def _left(net: ConvNet, shares: SegmentShares) -> EveryBox:
+    """Return the boxes of what lies after a segment."""
+    if shares.tiles is None:
+        return _made_and_needed(net, shares.compute)[0]
+    return _boxes_of(net, {name: held.box for name, held in shares.after.items()})
+
+
+def _needed(net: ConvNet, shares: SegmentShares) -> EveryBox:
+    """Return the boxes of what ranks need for a segment, all of their pieces."""
+    own = _made_and_needed(net, shares.compute)[1]
+    alone = shares.tiles is None and all(len(pieces) == 1 for pieces in own.values())
+    return own if alone else _boxes_of(net, shares.needs)
+
+
+def _item(have: Sequence[Sequence[Box]], want: Sequence[Sequence[Box]], step: ExchangeStep) -> OwnItem:
     """Return what all ranks have and want of a value; of what they have empty pieces, too, since these are counted."""
-    have = Layout(tuple(zip(*_boxes(net, step.value.name, held.box), strict=True)), partial=step.partial)
-    want = Layout.of(_boxes(net, step.value.name, step.want)[0])
-    return OwnItem(have, want, moves(have, want), (), ())
+    layouts = Layout(tuple(zip(*have, strict=True)), partial=step.partial), Layout.of(want[0])
+    return OwnItem(*layouts, moves(*layouts), (), ())
 
 
 def _own_exchange(rank: int, brought: Brought, have: Sequence[Lies], needs: Sequence[Lies]) -> OwnExchange:
@@ -346,7 +365,7 @@ def _own_exchange(rank: int, brought: Brought, have: Sequence[Lies], needs: Sequ
     for step, own in brought:
         name = step.value.name
         pieces = [lies.get(name, ("", box)) for lies, box in zip(have, own.have.boxes[rank], strict=False)]
-        items.append(replace(own, pieces=pieces, places=[lies[name] for lies in needs if name in lies]))
+        items.append(OwnItem(own.have, own.want, own.moves, pieces, [lies[name] for lies in needs if name in lies]))
     return OwnExchange(tuple(step for step, _ in brought), tuple(items), by_rows=False, ahead=True)
 
 
