@@ -482,17 +482,16 @@ class Plan:
 
     @property
     def unheeded(self) -> list[str]:
-        """What it says that comes to less, in words: more groups than a device has heads or columns to send in them."""
-        return [
-            f"layers {span.start} to {span.stop - 1}, {block.block}: groups is {block.groups}, "
-            f"{KINDS[block.block].axis} of {name} are {count}: it sends {count}"
-            for stage in self.stages
-            for span, layer in stage.layers
-            for block in layer
-            if block.inner is not None
-            for name, count in zip(stage.devices, block.inner.counts, strict=True)
-            if 0 < count < block.groups
-        ]
+        """What it says that comes to less, in words: more groups than any device has heads or columns to send in."""
+        found = []
+        for stage in self.stages:
+            for span, layer in stage.layers:
+                for block in layer:
+                    most = 0 if block.inner is None else max(block.inner.counts)
+                    if 0 < most < block.groups:
+                        where, axis = f"layers {span.start} to {span.stop - 1}, {block.block}", KINDS[block.block].axis
+                        found.append(f"{where}: groups is {block.groups}, no device has more than {most} {axis}")
+        return found
 
     def layer(self, number: int) -> LayerPlan:
         """Return the cuts of one layer, in the first replica."""

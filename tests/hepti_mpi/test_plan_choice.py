@@ -56,7 +56,7 @@ def test_memory_is_that_of_the_precision_that_a_run_has_whatever_was_measured(me
 
 
 def test_what_comes_to_less_than_a_plan_says_is_told(tmp_path):
-    contexts = {"cut": "to_rows", "heads": [3, 1], "rows": [3, 1], "groups": 2}
+    contexts = {"cut": "to_rows", "heads": [3, 1], "rows": [3, 1], "groups": 4}
     run = {"layers": [0, 4], "attention": contexts, "mlp": {"cut": "rows", "rows": [3, 1]}}
     table = {"format": "hepti-plan/2", "model": {"name": "small"}, "devices": ["a", "b"], "stages": [{"runs": [run]}]}
     (tmp_path / "plan.json").write_text(json.dumps(table))
@@ -64,7 +64,9 @@ def test_what_comes_to_less_than_a_plan_says_is_told(tmp_path):
 
     choose(cli.parse(["--plan", str(tmp_path / "plan.json")]), SPEC, 100, 1, 2, None, said.append)
 
-    assert said == [f"note: {tmp_path}/plan.json: layers 0 to 3, attention: groups is 2, heads of b are 1: it sends 1"]
+    assert said == [
+        f"note: {tmp_path}/plan.json: layers 0 to 3, attention: groups is 4, no device has more than 3 heads"
+    ]
 
 
 def given(tmp_path, cluster, system="hepti"):

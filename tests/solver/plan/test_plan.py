@@ -120,8 +120,8 @@ def test_a_plan_that_does_not_fit_is_refused(kept):
     kept(refused.said(lambda table, ranks: load(table).check(SPEC, ranks), cases))
 
 
-def test_groups_of_more_than_a_device_has_are_told(kept):
-    to_rows = {"cut": "to_rows", "heads": [4, 1, 0], "rows": [1, 1, 1], "groups": 3}
+def test_more_groups_than_any_device_has_heads_are_told(kept):
+    to_rows = {"cut": "to_rows", "heads": [4, 1, 0], "rows": [1, 1, 1], "groups": 5}
     plan = load(changed(ENCODER, *FIRST, "attention", value=to_rows))
 
     assert load(ENCODER).unheeded == []

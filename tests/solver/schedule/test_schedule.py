@@ -65,17 +65,17 @@ def test_prompts_that_are_cut_by_rows_bring_contexts_to_rows_and_rows_to_heads()
 def test_results_that_are_cut_by_columns_are_not_summed():
     steps = told(pass_schedule(MODEL, plan(outputs=OUTPUTS), 1))
 
-    assert steps[1:7] == ["keys queries contexts", "contexts", "output", "output of attention", "join up", "inner"]
-    assert steps[7:9] == ["down", "output of mlp"]
+    assert steps[2:8] == ["keys queries contexts", "contexts", "output", "output of attention", "join up", "inner"]
+    assert steps[8:10] == ["down", "output of mlp"]
 
 
 def test_keys_that_are_shared_out_by_tokens_bring_queries_to_keys_and_contexts_to_heads():
     steps = told(pass_schedule(MODEL, plan(keys=(2, 0, 3)), 1))
 
-    assert steps[1:7] == [
+    assert steps[2:8] == [
         "new keys queries", "queries", "new keys", "kept partial contexts", "partial contexts", "joined contexts output"
     ]  # fmt: skip
-    assert steps[7] == "sum of attention"
+    assert steps[8] == "sum of attention"
 
 
 def test_a_head_that_is_cut_by_hidden_leaves_summands_of_logits():
