@@ -71,7 +71,7 @@ def refused(place, world, folder, capsys):
     [
         ("bert.h5", ("--modle", "x"), "--modle"),
         ("bert.h5", ("--random", "513"), "513"),
-        ("bert.h5", ("--random", "5", "--plan", "more.json"), "ranks: start mpirun with -np"),
+        ("bert.h5", ("--random", "5", "--plan", "more.json"), "start mpirun with -np"),
         ("sees.h5", ("--random", "0", "--wire", "int4"), "int4"),
         ("sees.h5", ("--input", "photos/bad.png", "--cluster", "boards.toml"), "bad.png"),
     ],
