@@ -79,8 +79,12 @@ def calibrate(lab: Lab, limit: Callable[[Lab, Host], None]) -> tuple[Lab, list[f
     round_s = max(ROUND_S, products_s, WINDOWS * WINDOW_PERIODS * period_s)
     probing = [on_host(lab, host, [sys.executable, PROBE, "matmul"]) for host in lab.hosts]
     with progress(f"calibrating {lab.title}", MAX_ROUNDS, unit="rounds") as advance, _Probes(probing) as probes:
-        for _ in range(MAX_ROUNDS):
-            rounds = [summary(products, lab.scale) for products in probes.ask(round_s)]
+        for number in range(MAX_ROUNDS):
+            asked = probes.ask(round_s)
+            if min(map(len, asked)) < WINDOWS and number + 1 < MAX_ROUNDS:  # something took the cores for a moment
+                advance(1)
+                continue
+            rounds = [summary(products, lab.scale) for products in asked]
             settled = True
             for host, found, speeds in zip(lab.hosts, rounds, told, strict=True):
                 left = min(1.0, max(LEAST_LEFT, found.share / host.cores))

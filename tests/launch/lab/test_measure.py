@@ -51,7 +51,10 @@ def test_a_probe_that_says_anything_else_is_refused_with_its_words():
 
 
 class Busy:
-    """Hosts whose core does 100 GFLOP/s, in some rounds another part of it, under the quota that is in force."""
+    """Hosts whose core does 100 GFLOP/s, in some rounds another part of it, under the quota that is in force.
+
+    In a round in which it is taken from them, 0 of it, they do three products.
+    """
 
     def __init__(self, parts, quotas):
         self.parts, self.quotas = list(parts), quotas
@@ -66,15 +69,19 @@ class Busy:
         pass
 
     def ask(self, seconds):
-        cpu_s = FLOP / (100e9 * self.parts.pop(0))
+        part = self.parts.pop(0)
+        if not part:
+            return [[(1.0, 0.01)] * 3 for _ in self.quotas]
+        cpu_s = FLOP / (100e9 * part)
         return [[(cpu_s / (quota * 0.98), cpu_s)] * 24 for quota in self.quotas]
 
 
 @pytest.mark.parametrize(
-    ("parts", "rounds"), [((1, 1, 1, 1, 1, 1), 2), ((0.7, 1, 1, 1.3, 1, 1), 4), ((1.1, 0.9, 1, 1, 1, 1), 3)]
+    ("parts", "rounds"),
+    [((1, 1, 1, 1, 1, 1), 2), ((0.7, 1, 1, 1.3, 1, 1), 4), ((1.1, 0.9, 1, 1, 1, 1), 3), ((0, 1, 1, 0, 1, 1), 3)],
 )
 def test_quotas_follow_what_is_usual_and_settle(parts, rounds, monkeypatch):
-    """A core of 100 GFLOP/s, 2 % lost by the quota: a round that is a third off does not count in the end."""
+    """A core of 100 GFLOP/s, 2 % lost by the quota: a round that is a third off, or lost, does not count in the end."""
     device = Device("pi-0", 24.6e9, GIB)
     lab = plan_lab("lab", Cluster((device, replace(device, name="pi-1")), Link(1e8, 2e-4), {}))
     lab = replace(lab, hosts=tuple(replace(host, core_flop_per_s=90e9) for host in lab.hosts))
