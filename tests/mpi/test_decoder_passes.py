@@ -55,9 +55,7 @@ def in_chunks(weights, tokens, place=1):
     return lead
 
 
-@pytest.mark.parametrize(
-    ("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 5), BACKENDS), 3)
-)
+@pytest.mark.parametrize(("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 5), BACKENDS), 3))
 def test_logits_are_those_of_the_whole_model(name, seed, backend, world):
     rng = np.random.default_rng(seed)
     weights = Weights(MODELS[name], seed)
@@ -70,9 +68,7 @@ def test_logits_are_those_of_the_whole_model(name, seed, backend, world):
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(
-    ("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 5), BACKENDS), 3)
-)
+@pytest.mark.parametrize(("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 5), BACKENDS), 3))
 def test_prompts_that_are_cut_by_rows_have_the_same_logits(name, seed, backend, world):
     """Contexts go to who has their rows; tokens after them are cut by heads and columns, with the keys of both."""
     rng = np.random.default_rng([2, seed])
@@ -121,9 +117,7 @@ def test_keys_that_are_shared_out_by_tokens_give_the_same_logits(name, seed, bac
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(
-    ("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 4), BACKENDS), 3)
-)
+@pytest.mark.parametrize(("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 4), BACKENDS), 3))
 def test_logits_that_are_sums_over_ranks_are_the_same(name, seed, backend, world):
     """Of a head that is cut by what it sums over; who has its words gets their sums."""
     rng = np.random.default_rng([8, seed])
