@@ -92,20 +92,18 @@ def large_pages() -> None:
     if not HUGE_BYTES.is_file() or not PAGES.is_file():
         return
     large = int(HUGE_BYTES.read_text())
-    with PAGES.open("rb", buffering=0) as pages:
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            ends, rights, *words = line.split()
-            start, stop = (int(end, 16) for end in ends.split("-"))
-            start, stop = -(-start // large) * large, stop // large * large
-            if rights != "rw-p" or words[3:] not in ([], ["[heap]"]) or start >= stop:
-                continue
-            pages.seek(start // mmap.PAGESIZE * 8)
-            own = np.frombuffer(pages.read((stop - start) // mmap.PAGESIZE * 8), np.uint64) & OWN_PAGE != 0
-            whole = own.reshape(-1, large // mmap.PAGESIZE).all(1)
-            for first, last in np.flatnonzero(np.diff(whole, prepend=False, append=False)).reshape(-1, 2).tolist():
-                place, size = ctypes.c_void_p(start + first * large), ctypes.c_size_t((last - first) * large)
-                for advice in (mmap.MADV_HUGEPAGE, MADV_COLLAPSE):  # so they may be, and so they shall be now
-                    _glibc("madvise", place, size, advice)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        ends, rights, *words = line.split()
+        start, stop = (int(end, 16) for end in ends.split("-"))
+        start, stop = -(-start // large) * large, stop // large * large
+        if rights != "rw-p" or words[3:] not in ([], ["[heap]"]) or start >= stop:
+            continue
+        pages = np.fromfile(PAGES, np.uint64, (stop - start) // mmap.PAGESIZE, offset=start // mmap.PAGESIZE * 8)
+        whole = (pages & OWN_PAGE != 0).reshape(-1, large // mmap.PAGESIZE).all(1)
+        for first, last in np.flatnonzero(np.diff(whole, prepend=False, append=False)).reshape(-1, 2).tolist():
+            place, size = ctypes.c_void_p(start + first * large), ctypes.c_size_t((last - first) * large)
+            for advice in (mmap.MADV_HUGEPAGE, MADV_COLLAPSE):  # so they may be, and so they shall be now
+                _glibc("madvise", place, size, advice)
 
 
 class Lent:
