@@ -12,7 +12,7 @@ chooses the next one, with or without a share.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sized
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -21,9 +21,9 @@ from solver.base.spans import Partition, Span
 from solver.model.blocks import BlockKind, one_of, parts_of, tensors_of, total_of
 from solver.model.decoder import Decoder
 from solver.model.kinds.attention import CACHES
-from solver.model.kinds.part import HEAD, HIDDEN, Residual
+from solver.model.kinds.part import HEAD, HIDDEN, KEY, ROW, WORD, Residual
 from solver.model.kinds.weight import BLOCK, PRECISIONS
-from solver.plan.plan import Wire, check_ranks
+from solver.plan.plan import Wire, check_ranks, layers_in_words
 
 # Passes of so many rows have summands that sockets may not hold: they go by MPI, and always in two steps.
 ROWS_BY_MPI = 8
@@ -117,8 +117,8 @@ class DecoderPlan:
     words
         Rows of the head a rank; only ranks of the last stage have any.
     hidden
-        Columns of the head a rank, where these are shared out: its summands of all logits go to who has the words;
-        None: who has words has all columns of them.
+        Columns of the head a rank, where these are shared out: its summands of all logits go to the ranks that have the
+        words; None: these have all columns of them.
     wire
         How summands travel.
     precision, cache
@@ -219,18 +219,15 @@ class DecoderPlan:
             )
 
     def _check_shares(self, model: Decoder, stage: DecoderStage) -> None:
-        where = _layers(stage)
-        kinds, ranks = dict.fromkeys(chain(*model.layers[stage.layers.slice])), len(self.devices)
+        where = layers_in_words(stage.layers)
+        kinds = dict.fromkeys(chain(*model.layers[stage.layers.slice]))
         for axis in dict.fromkeys((*stage.shares, *(kind.axis for kind in kinds))):
             own = [kind for kind in kinds if kind.axis == axis]
             if not own or axis not in stage.shares:
                 which = f"{model.name} has no {axis}: leave" if axis in stage.shares else f"there are no {axis}: write"
                 raise InfeasiblePlanError(f"{where}: {which} them{' out' * (axis in stage.shares)}")
             partition, totals = stage.shares[axis], {total_of(kind, model.stream) for kind in own}
-            if len(partition) != ranks:
-                raise InfeasiblePlanError(
-                    f"{where}: {len(partition)} numbers of {axis} for {ranks} devices: write one for each"
-                )
+            self._check_each(where, axis, partition)
             if totals != {partition.total}:
                 has = ", ".join(map(str, sorted(totals)))
                 raise InfeasiblePlanError(
@@ -242,7 +239,7 @@ class DecoderPlan:
                 _check_units(f"{where}: {axis}", partition, unit, why)
 
     def _check_outputs(self, model: Decoder, stage: DecoderStage) -> None:
-        where = _layers(stage)
+        where = layers_in_words(stage.layers)
         for axis, partition in stage.outputs.items():
             if axis not in stage.shares:
                 raise InfeasiblePlanError(f"{where}: output of {axis}, of which there are no shares: leave it out")
@@ -254,10 +251,7 @@ class DecoderPlan:
 
     def _check_columns(self, where: str, what: str, model: Decoder, partition: Partition) -> None:
         """Refuse columns of the stream that are not all of them, or cut within what goes together."""
-        if len(partition) != len(self.devices):
-            raise InfeasiblePlanError(
-                f"{where}: {len(partition)} numbers of {what} for {len(self.devices)} devices: write one for each"
-            )
+        self._check_each(where, what, partition)
         if partition.total != model.hidden:
             raise InfeasiblePlanError(
                 f"{where}: columns of {what} add up to {partition.total}, {model.name} has {model.hidden}: share out "
@@ -267,13 +261,10 @@ class DecoderPlan:
         _check_units(f"{where}: {what}", partition, model.stream.unit, why)
 
     def _check_keys(self, stage: DecoderStage) -> None:
-        keys, where = stage.keys, f"{_layers(stage)}: keys"
+        keys, where = stage.keys, f"{layers_in_words(stage.layers)}: keys"
         if not keys:
             return
-        if len(keys) != len(self.devices):
-            raise InfeasiblePlanError(
-                f"{_layers(stage)}: {len(keys)} numbers of keys for {len(self.devices)} devices: write one for each"
-            )
+        self._check_each(layers_in_words(stage.layers), KEY, keys)
         if HEAD not in stage.shares:
             raise InfeasiblePlanError(f"{where}: no block of these layers keeps any, leave them out")
         if min(keys) < 0 or not any(keys):
@@ -285,15 +276,19 @@ class DecoderPlan:
 
     def _check_words(self, what: str, model: Decoder, words: Partition, taking: Collection[int], part: str) -> None:
         """Refuse shares of words that are not all, or of devices that do not take part."""
-        if len(words) != len(self.devices):
-            raise InfeasiblePlanError(
-                f"{what}: {len(words)} numbers of words for {len(self.devices)} devices: write one for each"
-            )
+        self._check_each(what, WORD, words)
         if words.total != model.vocab:
             raise InfeasiblePlanError(
                 f"{what}: words add up to {words.total}, {model.name} has {model.vocab}: share out {model.vocab}"
             )
-        self._check_idle(what, "words", words, taking, part)
+        self._check_idle(what, WORD, words, taking, part)
+
+    def _check_each(self, where: str, what: str, numbers: Sized) -> None:
+        """Refuse more or fewer numbers than devices."""
+        if len(numbers) != len(self.devices):
+            raise InfeasiblePlanError(
+                f"{where}: {len(numbers)} numbers of {what} for {len(self.devices)} devices: write one for each"
+            )
 
     def _check_idle(self, where: str, what: str, shared: Partition, taking: Collection[int], part: str) -> None:
         """Refuse shares of devices that do not take part."""
@@ -306,21 +301,14 @@ class DecoderPlan:
     def _check_rows(self, stage: DecoderStage) -> None:
         if not stage.rows:
             return
-        where = _layers(stage)
-        if len(stage.rows) != len(self.devices):
-            raise InfeasiblePlanError(
-                f"{where}: {len(stage.rows)} numbers of rows for {len(self.devices)} devices: write one for each"
-            )
+        where = layers_in_words(stage.layers)
+        self._check_each(where, ROW, stage.rows)
         idle = [rank for rank, own in enumerate(stage.rows) if own and rank not in stage.ranks]
         if idle or not any(stage.rows):
             who = self.devices[idle[0]] if idle else "nobody"
             raise InfeasiblePlanError(f"{where}: {who} has rows: who has some must have a share of the stage")
         if self.rows_from < ROWS_BY_MPI:
             raise InfeasiblePlanError(f"rows_from is {self.rows_from}, must be {ROWS_BY_MPI} rows at least")
-
-
-def _layers(stage: DecoderStage) -> str:
-    return f"layers {stage.layers.start} to {stage.layers.stop - 1}"
 
 
 def _check_units(where: str, partition: Partition, unit: int, why: str) -> None:

@@ -351,6 +351,11 @@ def check_named(name: str, fingerprint: str, model: NamedModel) -> None:
         )
 
 
+def layers_in_words(layers: Span) -> str:
+    """Return which layers these are, as a complaint about them begins."""
+    return f"layers {layers.start} to {layers.stop - 1}"
+
+
 def check_ranks(devices: Sequence[str], ranks: int) -> None:
     """Refuse a plan of more or fewer devices than there are ranks.
 
@@ -483,15 +488,13 @@ class Plan:
     @property
     def unheeded(self) -> list[str]:
         """What it says that comes to less, in words: more groups than any device has heads or columns to send in."""
-        found = []
-        for stage in self.stages:
-            for span, layer in stage.layers:
-                for block in layer:
-                    most = 0 if block.inner is None else max(block.inner.counts)
-                    if 0 < most < block.groups:
-                        where, axis = f"layers {span.start} to {span.stop - 1}, {block.block}", KINDS[block.block].axis
-                        found.append(f"{where}: groups is {block.groups}, no device has more than {most} {axis}")
-        return found
+        blocks = ((span, block) for stage in self.stages for span, layer in stage.layers for block in layer)
+        return [
+            f"{layers_in_words(span)}, {block.block}: groups is {block.groups}, no device has more than "
+            f"{max(block.inner.counts)} {KINDS[block.block].axis}"
+            for span, block in blocks
+            if block.inner is not None and 0 < max(block.inner.counts) < block.groups
+        ]
 
     def layer(self, number: int) -> LayerPlan:
         """Return the cuts of one layer, in the first replica."""
@@ -534,7 +537,7 @@ def _check_replica(replica: Sequence[Stage], spec: ModelSpec) -> None:
     if covered.total != total:
         raise HeptiError(f"the plan has {covered.total} {unit}, model {spec.name} has {total}: share out {total}")
     for span, layer, devices in runs:
-        where = f"layers {span.start} to {span.stop - 1}"
+        where = layers_in_words(span)
         for number in (span.start, *(start for start in spec.starts if span.start < start < span.stop)):
             run = spec.run(number)
             has, needs = (", ".join(names) for names in ([b.block for b in layer], [b.name for b in run.blocks]))
