@@ -55,17 +55,21 @@ def in_chunks(weights, tokens, place=1):
     return lead
 
 
+def error_of(world, weights, plan, tokens, backend):
+    """Return the largest error of the ranks' logits, as a part of the whole model's largest."""
+    found = on_ranks(world, weights, plan, in_chunks(weights, tokens), backend=backend)
+    expected = logits(weights, tokens)
+    return np.abs(found - expected).max() / np.abs(expected).max()
+
+
 @pytest.mark.parametrize(("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 5), BACKENDS), 3))
 def test_logits_are_those_of_the_whole_model(name, seed, backend, world):
     rng = np.random.default_rng(seed)
     weights = Weights(MODELS[name], seed)
-    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    tokens = rng.integers(0, weights.model.vocab, sum(CHUNKS)).tolist()
     plan = random_plan(world, weights.model, rng, stages=1 + seed % 2)
 
-    found = on_ranks(world, weights, plan, in_chunks(weights, tokens), backend=backend)
-
-    expected = logits(weights, tokens)
-    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+    assert error_of(world, weights, plan, tokens, backend) < 1e-5
 
 
 @pytest.mark.parametrize(("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 5), BACKENDS), 3))
@@ -73,13 +77,10 @@ def test_prompts_that_are_cut_by_rows_have_the_same_logits(name, seed, backend, 
     """Contexts go to who has their rows; tokens after them are cut by heads and columns, with the keys of both."""
     rng = np.random.default_rng([2, seed])
     weights = Weights(MODELS[name], seed)
-    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    tokens = rng.integers(0, weights.model.vocab, sum(CHUNKS)).tolist()
     plan = random_plan(world, weights.model, rng, stages=1 + seed % 2, rows_from=16)
 
-    found = on_ranks(world, weights, plan, in_chunks(weights, tokens), backend=backend)
-
-    expected = logits(weights, tokens)
-    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+    assert error_of(world, weights, plan, tokens, backend) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -90,14 +91,11 @@ def test_blocks_whose_results_are_cut_by_columns_have_the_same_logits(name, seed
     """Those of attention, of the MLP, or of both, beside prompts that are cut by rows, too."""
     rng = np.random.default_rng([5, seed])
     weights = Weights(replace(MODELS[name], hidden=96), seed)
-    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    tokens = rng.integers(0, weights.model.vocab, sum(CHUNKS)).tolist()
     outputs = ((FFN,), (HEAD,), (HEAD, FFN))[seed % 3]
     plan = random_plan(world, weights.model, rng, stages=1 + seed % 2, outputs=outputs, rows_from=rows_from)
 
-    found = on_ranks(world, weights, plan, in_chunks(weights, tokens), backend=backend)
-
-    expected = logits(weights, tokens)
-    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+    assert error_of(world, weights, plan, tokens, backend) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -107,14 +105,11 @@ def test_keys_that_are_shared_out_by_tokens_give_the_same_logits(name, seed, bac
     """Every few tokens, or the context as a whole; beside results by columns, and prompts by rows, too."""
     rng = np.random.default_rng([6, seed, keys])
     weights = Weights(replace(MODELS[name], hidden=96), seed)
-    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    tokens = rng.integers(0, weights.model.vocab, sum(CHUNKS)).tolist()
     also = ({}, {"outputs": (HEAD,)}, {"rows_from": 16}, {"outputs": (FFN,)})[int(rng.integers(4))]
     plan = random_plan(world, weights.model, rng, stages=1 + seed % 2, keys=keys, **also)
 
-    found = on_ranks(world, weights, plan, in_chunks(weights, tokens), backend=backend)
-
-    expected = logits(weights, tokens)
-    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+    assert error_of(world, weights, plan, tokens, backend) < 1e-5
 
 
 @pytest.mark.parametrize(("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 4), BACKENDS), 3))
@@ -122,13 +117,10 @@ def test_logits_that_are_sums_over_ranks_are_the_same(name, seed, backend, world
     """Of a head that is cut by what it sums over; who has its words gets their sums."""
     rng = np.random.default_rng([8, seed])
     weights = Weights(replace(MODELS[name], hidden=96), seed)
-    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    tokens = rng.integers(0, weights.model.vocab, sum(CHUNKS)).tolist()
     plan = random_plan(world, weights.model, rng, stages=1 + seed % 2, hidden=True)
 
-    found = on_ranks(world, weights, plan, in_chunks(weights, tokens), backend=backend)
-
-    expected = logits(weights, tokens)
-    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+    assert error_of(world, weights, plan, tokens, backend) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -160,7 +152,7 @@ def test_rows_that_nobody_asks_for_change_nothing(name, stages, world):
     """Of the last layer only those are computed whose words are asked for; what is kept of the others is."""
     rng = np.random.default_rng(5)
     weights = Weights(MODELS[name])
-    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    tokens = rng.integers(0, weights.model.vocab, sum(CHUNKS)).tolist()
 
     def lead(ranks):
         found, start = [], 0
@@ -227,7 +219,7 @@ def test_layers_that_are_compiled_from_one_have_the_same_logits(rows_from, world
     """Of seven layers four are alike in all that is done with them."""
     rng = np.random.default_rng(11)
     weights = Weights(small_model(layers=7))
-    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    tokens = rng.integers(0, weights.model.vocab, sum(CHUNKS)).tolist()
     plan = random_plan(world, weights.model, rng, rows_from=rows_from)
 
     found = on_ranks(world, weights, plan, in_chunks(weights, tokens))
@@ -239,7 +231,7 @@ def test_layers_that_are_compiled_from_one_have_the_same_logits(rows_from, world
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("stages", "sequences"), [(1, 1), (2, 3), (3, 1)])
 def test_an_embedding_that_is_cut_by_words_makes_the_same_stream(stages, sequences, backend, world):
-    """With a scale, behind it one stage or several, and several sequences on their way through these."""
+    """With a scale, after it one stage or several, and several sequences on their way through these."""
     rng = np.random.default_rng([stages, sequences])
     weights = Weights(MODELS["gemma2"])
     texts = [rng.integers(0, weights.model.vocab, size).tolist() for size in (9, 20, 11)[:sequences]]
