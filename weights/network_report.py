@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
+from solver.base.arrays import FLOAT_BYTES
 from solver.base.spans import Span
-from solver.model.convnet import FLOAT_BYTES, ConvNet, MapBox
+from solver.model.convnet import ConvNet, MapBox
 from solver.model.operators import VERBATIM, flop, parts_between, row_part, tensors_of
 from solver.schedule.networks.pieces import walk_back
 

@@ -23,11 +23,10 @@ from hepti_mpi.engine.steps import Look, StageShare, run_layers
 from hepti_mpi.engine.stream import Pass, Stream
 from hepti_mpi.kernels.products import Backend
 from solver.base import clock
-from solver.base.arrays import Array
+from solver.base.arrays import FLOAT_BYTES, Array
 from solver.base.spans import Partition
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan, Wire
-from solver.schedule.timing import FLOAT_BYTES
 
 # Carries a batch on. Yields the hop before which, or within which, it stands and what says that others' rows that it
 # needs there have come, None where it needs nobody's; returns the rows that this rank ends with.

@@ -446,7 +446,7 @@ def _cropped(net: ConvNet, node: Node, reach: Reach) -> tuple[list[int], list[in
     for axis, window in enumerate(windows(node)):
         stride, inside, made = window.per, needs.spans[1 + axis], reach.made.spans[1 + axis]
         length = (node.attributes["kernel_shape"][axis] - 1) * node.attributes.get("dilations", (1, 1))[axis] + 1
-        begin = made.start - (inside.start * stride - window.behind)
+        begin = made.start - (inside.start * stride - window.after)
         end = (inside.size - 1) * stride + length - begin - made.size
         pads.append((begin, max(end, 0)))
         more.append(max(-end, 0))

@@ -33,6 +33,7 @@ from hepti_mpi.measure.random_decoder import RandomDecoder
 from hepti_mpi.measure.timing import TimedCall, seconds_of
 from hepti_mpi.program.share import Share
 from solver.base import clock
+from solver.base.arrays import FLOAT_BYTES
 from solver.base.environment import omp_threads
 from solver.base.spans import Span
 from solver.cluster.cluster import Cluster, Device
@@ -55,7 +56,6 @@ from solver.schedule.decoders.cost import SMALL_BYTES
 from solver.schedule.decoders.passes import DecoderPasses
 from solver.schedule.regions import some_have
 from solver.schedule.schedule import exchanges
-from solver.schedule.timing import FLOAT_BYTES
 
 DECODER_MEASURES = 2  # version of what such a profile says: others are measured anew
 # A pass of so many rows waits for its weights, and needs more rounds than one that computes. Only such have logits.

@@ -24,13 +24,13 @@ from hepti_mpi.measure.profile import kinds, mean_curves, measured_under, names_
 from hepti_mpi.measure.profile_kernels import ELEMENTS, measure_unrest, random_numbers
 from hepti_mpi.measure.profile_links import measure_links, measure_messages
 from hepti_mpi.measure.timing import seconds_of
-from solver.base.arrays import Numbers
+from solver.base.arrays import FLOAT_BYTES, Numbers
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
 from solver.cluster.cluster import MIB, Cluster, Device
 from solver.cluster.curves import Curve, Curves, Floats, Kernel, derived_curves
 from solver.cluster.nodes import MOST_ENTERING_S, RELATIVE, NodeCurve, NodeSpeeds, mean_speeds
-from solver.model.convnet import FLOAT_BYTES, ConvNet
+from solver.model.convnet import ConvNet
 from solver.model.kinds.operator import IMAGE_ROW, SUMMED
 from solver.model.operators import WorkKind, cut_points, flop, kind_of, signature
 from solver.plan.segments import Segment, SegmentCut

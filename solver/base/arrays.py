@@ -9,3 +9,4 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
 Numbers = NDArray[Any]  # of any type, as a graph takes and gives them
+FLOAT_BYTES = 4

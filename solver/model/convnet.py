@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from solver.base.arrays import FLOAT_BYTES
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
 
-FLOAT_BYTES = 4
 # What a first output means; those of YOLO are as their exporters write them.
 YOLO_HEADS = ("yolov5", "yolov8", "yolov11", "yolox")
 HEADS = ("scores", "boxes", *YOLO_HEADS, "none")

@@ -147,7 +147,7 @@ def needs_beside(node: Node) -> bool:
     if node.op not in BY_ROWS:
         return True
     window, _ = windows(node)
-    return bool(window.behind > 0 or window.first < 0)
+    return bool(window.after > 0 or window.first < 0)
 
 
 def levels(net: ConvNet) -> list[int]:

@@ -220,7 +220,7 @@ def _block(name: str, entry: PlanFields, devices: int) -> BlockPlan:
     word, entry = entry.cut(tuple(cuts))
     several = {"to_rows": (unit, "rows"), OUTPUT: (unit, OUTPUT), "grid": (unit, OUTPUT, "rows"), "whole": ()}
     axes = several.get(word, (word,))
-    left = ("rows",) * (word in (unit, OUTPUT))  # where devices have rows behind it; else all have all
+    left = ("rows",) * (word in (unit, OUTPUT))  # where devices have rows after it; else all have all
     own = (KEY,) * (word == "rows" and name == Attention.name) + ("groups",) * (word == "to_rows")
     entry.only("cut", *axes, *left, "route", *own)
     by_rows = "rows" in (*axes, *entry.table)

@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from solver.base.arrays import FLOAT_BYTES
 from solver.cluster.curves import Kernel
 from solver.model.blocks import Axis, Block
 from solver.plan.routes import Route
@@ -30,7 +31,6 @@ from solver.schedule.encoders.layer_table import (
     taking,
 )
 from solver.schedule.encoders.setting import Setting
-from solver.schedule.timing import FLOAT_BYTES
 
 Found = TypeVar("Found", Draft, Configuration)
 

@@ -34,6 +34,7 @@ from itertools import accumulate, groupby, pairwise
 
 import numpy as np
 
+from solver.base.arrays import FLOAT_BYTES
 from solver.base.spans import Partition, Span
 from solver.cluster.curves import Floats
 from solver.model.blocks import BlockKind
@@ -52,7 +53,6 @@ from solver.schedule.decoders.cost import (
     two_steps_from,
 )
 from solver.schedule.decoders.memory import (
-    FLOAT_BYTES,
     HELD,
     block_bytes,
     cache_bytes,

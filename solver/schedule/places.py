@@ -17,6 +17,7 @@ from itertools import zip_longest
 from operator import itemgetter
 from typing import Protocol
 
+from solver.base.arrays import FLOAT_BYTES
 from solver.base.spans import Span
 from solver.model.kinds.part import ROW, Part, RankRegion, there
 from solver.plan.decoder_plan import ROWS_BY_MPI
@@ -29,7 +30,6 @@ SOCKET_NUMBERS = 1 << 16  # of a message that a socket holds while nobody takes 
 
 RankRun = tuple[tuple[Part, RankRegion], ...]  # what a rank computes in a step: parts, and its region of each
 Used = Sequence[tuple[str, Box]]  # the boxes that a rank has of values, by the names of their places
-FLOAT_BYTES = 4
 
 
 class Places:

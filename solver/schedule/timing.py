@@ -32,8 +32,6 @@ from solver.plan.plan import Wire
 from solver.plan.routes import Route
 from solver.schedule.exchange import Exchange, Mask, Network, largest_other
 
-FLOAT_BYTES = 4
-
 # What turning a number into the wire's format or back costs, in numbers added.
 CODING = {Wire.FLOAT32: 0, Wire.FLOAT16: 1, Wire.INT8: 2, Wire.INT6: 6, Wire.INT4: 6, Wire.INT2: 6, Wire.ADAPTIVE: 0}
 # Who passes a tile on does it when a tile of its own is done: half of one later, on average.

@@ -85,7 +85,7 @@ def timed(
 
 
 def _at(turn: ClockTurn, time: int, often: int) -> ClockTurn:
-    """Return what is done in a layer of several that are alike, and as often in those behind it."""
+    """Return what is done in a layer of several that are alike, and as often in those after it."""
     first = turn.layers.start + time
     return replace(turn, layers=Span(first, first + often) if turn.layers.size else NOWHERE, repeats=often)
 

@@ -34,6 +34,7 @@ from itertools import combinations
 
 import numpy as np
 
+from solver.base.arrays import FLOAT_BYTES
 from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
@@ -47,7 +48,7 @@ from solver.schedule.encoders.pricing import Pricer
 from solver.schedule.encoders.setting import Setting
 from solver.schedule.encoders.steps import cut_steps
 from solver.schedule.exchange import Exchange, Mask, gather, scatter
-from solver.schedule.timing import FLOAT_BYTES, TimedStep, Transfer, step_times
+from solver.schedule.timing import TimedStep, Transfer, step_times
 from solver.systems.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, seconds_on_one, tensor_shares
 
 MOST, WAYS = 8, 1 << 13

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from solver.base.arrays import FLOAT_BYTES
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.spec import ModelSpec
@@ -24,7 +25,6 @@ from solver.plan.plan import Plan
 from solver.schedule.encoders.layer_table import Integers
 from solver.schedule.encoders.memory import layers_do_not_fit, weights_room, whole_layer_bytes
 from solver.schedule.encoders.stages import chain, layer_seconds
-from solver.schedule.timing import FLOAT_BYTES
 
 MOST = 8
 

@@ -28,6 +28,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from solver.base.arrays import FLOAT_BYTES
 from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
@@ -37,7 +38,6 @@ from solver.plan.plan import Plan, Wire
 from solver.schedule.encoders.layer_table import Integers
 from solver.schedule.encoders.memory import layers_do_not_fit, weights_room, whole_layer_bytes
 from solver.schedule.encoders.stages import chain_of_sublayers, sublayer_seconds
-from solver.schedule.timing import FLOAT_BYTES
 
 BUFFERS = 2  # batches that wait at each end of a stage
 FINE, MOST = 4096, 50_000  # states: on one x86 core 0.2 s and 1.5 s

@@ -39,7 +39,7 @@ class ReadEmbedding:
         self._word = lru_cache(WORDS_KEPT)(self._read)
 
     def __call__(self, tokens: NDArray[np.int64], starts: Sequence[int], hidden: int) -> Array:
-        """Return the rows [sequences, rows, hidden] of consecutive tokens [sequences, rows], so many behind others."""
+        """Return the rows [sequences, rows, hidden] of consecutive tokens [sequences, rows], after so many others."""
         out: Array = np.empty((*tokens.shape, hidden), np.float32)
         for row, token in zip(out.reshape(-1, hidden), tokens.reshape(-1).tolist(), strict=True):
             row[...] = self._word(token)

@@ -1,4 +1,4 @@
-"""The head: rows of the stream become logits of words, behind the last layer."""
+"""The head: rows of the stream become logits of words, after the last layer."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ Extent = tuple[int, ...]  # channels, rows and columns of a value
 class Window:
     """Which numbers along an axis of an input output numbers [l, h) need.
 
-    They are [g floor((l times + first) / per), g ceil((h times + behind) / per)), as far as there are any; all where
+    They are [g floor((l times + first) / per), g ceil((h times + after) / per)), as far as there are any; all where
     `times` is 0.
 
     Parameters
@@ -55,14 +55,14 @@ class Window:
     times: int = 1
     per: int = 1
     first: int = 0
-    behind: int = 0
+    after: int = 0
     together: int = 1
     whole: bool = False
 
     def ends(self, spans: Spans) -> Spans:
         """Return what is needed for spans of the output, [..., 2], beyond the ends of the input, too."""
         found = spans if self.times == 1 else spans * self.times
-        found = found + _offsets(self.first, self.behind + self.per - 1)
+        found = found + _offsets(self.first, self.after + self.per - 1)
         return found if self.per == self.together == 1 else found // self.per * self.together
 
 
@@ -71,8 +71,8 @@ Windows = tuple[Window, Window, Window]  # along channels, rows and columns
 
 
 @lru_cache(maxsize=256)
-def _offsets(first: int, behind: int) -> Spans:
-    return np.array([first, behind])
+def _offsets(first: int, after: int) -> Spans:
+    return np.array([first, after])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +112,7 @@ class AxisReach:
         return self(region) // window.together * window.per // window.times if window.times else whole(self.outputs)
 
     def padded(self, region: Region) -> Spans:
-        """Return how many numbers before the input, and behind it, what comes out needs, [..., 2]."""
+        """Return how many numbers before the input, and after it, what comes out needs, [..., 2]."""
         made = self._grown(region[self.axis])
         return np.asarray(np.abs(self._inside(made) - self.window.ends(made)))
 
@@ -164,14 +164,14 @@ def _window(node: Node, axis: int) -> Window:
         stride, begin = have.get("strides", (1, 1))[axis], have.get("pads", (0, 0, 0, 0))[axis]
         reach = (have["kernel_shape"][axis] - 1) * have.get("dilations", (1, 1))[axis] + 1
         if node.op == "ConvTranspose":  # input i makes outputs i s - p to i s - p + reach - 1
-            return Window(per=stride, first=begin - reach + stride, behind=begin)
-        return Window(times=stride, first=-begin, behind=reach - stride - begin)
+            return Window(per=stride, first=begin - reach + stride, after=begin)
+        return Window(times=stride, first=-begin, after=reach - stride - begin)
     if node.op == "Pad":
-        return Window(first=-have["pads"][axis], behind=-have["pads"][axis])
+        return Window(first=-have["pads"][axis], after=-have["pads"][axis])
     if node.op == "Resize":  # between pixels also those beside them
         factor = have["factors"][axis]
         beside = 0 if have["exact"] or factor == 1 else factor
-        return Window(per=factor, first=-beside, behind=beside, whole=True)
+        return Window(per=factor, first=-beside, after=beside, whole=True)
     if node.op == "SpaceToDepth":
         return Window(times=have["blocksize"], whole=True)
     return Window(per=have["blocksize"], whole=True) if node.op == "DepthToSpace" else SAME
@@ -198,14 +198,14 @@ def _pixel_by_pixel(node: Node, inputs: Sequence[Extent], output: Extent) -> lis
 
 
 def _concat(node: Node, inputs: Sequence[Extent], output: Extent) -> list[Windows]:
-    """Return what is wanted of every part, which lie one behind the other in the channels."""
+    """Return what is wanted of every part, which lie one after the other in the channels."""
     starts = np.cumsum([0, *(channels for channels, _, _ in inputs)]).tolist()
-    return [(Window(first=-start, behind=-start), SAME, SAME) for start in starts[:-1]]
+    return [(Window(first=-start, after=-start), SAME, SAME) for start in starts[:-1]]
 
 
 def _slice(node: Node, inputs: Sequence[Extent], output: Extent) -> list[Windows]:
     start = node.attributes["start"]
-    return [(Window(first=start, behind=start), SAME, SAME)]
+    return [(Window(first=start, after=start), SAME, SAME)]
 
 
 def _flatten(node: Node, inputs: Sequence[Extent], output: Extent) -> list[Windows]:

@@ -189,7 +189,7 @@ def _fastest(ready: Floats, place: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Segments:
-    """Segments of the same nodes and cut: what ranks compute, need, and have behind them, [segments, p]."""
+    """Segments of the same nodes and cut: what ranks compute, need, and have after them, [segments, p]."""
 
     segments: Sequence[Segment]
     seconds: Floats
@@ -213,7 +213,7 @@ def _segments(s: NetSetting, nodes: Span, cut: SegmentCut, shares: Sequence[tupl
 
 
 def _places(have: Regions, lies: Mapping[str, Mask]) -> Ints:
-    """Return of all ways the number of where values lie behind them, as what comes next sees it."""
+    """Return of all ways the number of where values lie after them, as what comes next sees it."""
     table = [spans.reshape(len(spans), -1) for region in have.values() for spans in region.values()]
     table += [own.astype(np.int64) for own in lies.values()]
     return np.unique(np.concatenate(table, 1), axis=0, return_inverse=True)[1].reshape(-1)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from solver.base.arrays import FLOAT_BYTES
 from solver.base.spans import Span
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats, Kernel
@@ -47,7 +48,7 @@ from solver.schedule.exchange import of_matrix
 from solver.schedule.price import Price, PricedStep
 from solver.schedule.regions import lengths, some_have
 from solver.schedule.schedule import ComputeStep, ExchangeStep, exchanges
-from solver.schedule.timing import FLOAT_BYTES, UNREST_S, Machine, cpu_seconds
+from solver.schedule.timing import UNREST_S, Machine, cpu_seconds
 from solver.schedule.turns import ClockTurn, Costs, Moved, priced, together_s, turns_of
 
 CANDIDATE_BYTES = 8 * (OWN + CANDIDATE_NUMBERS)  # of a rank with words, to rank 0, of one row

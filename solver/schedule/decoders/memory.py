@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from solver.base.arrays import FLOAT_BYTES
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Span
 from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
@@ -26,8 +27,6 @@ from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.passes import DecoderPasses
 from solver.schedule.places import arriving, own_steps, places_of
 from solver.schedule.schedule import ExchangeStep
-
-FLOAT_BYTES = 4
 
 
 def _in_blocks(minimum: int, **beside: int) -> Mapping[str, Precision]:

@@ -35,7 +35,7 @@ from solver.schedule.schedule import (
 # of each row is asked for.
 FACTS = 9
 OWN, CANDIDATE_NUMBERS = 2, 3  # what a rank tells of itself after a pass, float64, and of a row's likeliest word
-HANDED_OUT, CANDIDATES = "tokens", "candidates"  # exchanges by rank 0, before a pass and behind it
+HANDED_OUT, CANDIDATES = "tokens", "candidates"  # exchanges by rank 0, before a pass and after it
 BEFORE = -1  # the stage of what is computed before the first one
 STREAM_NAME, SUM = "stream", "sum of"
 # Of exchanges whose numbers do not travel as the plan's wire says.
@@ -165,11 +165,11 @@ def planned(parts: PassParts, plan: DecoderPlan) -> tuple[AnyStep, ...]:
         whole_on_0 = replace(parts.embedding, axis=WHOLE, spans=taking([0], ranks) * whole(1))
         before = ComputeStep((whole_on_0,), frozenset([stream.name]))
     else:
-        # It is no node of a graph: the first layer's computation begins behind it.
-        (span, some), *behind = layers
+        # It is no node of a graph: the first layer's computation begins after it.
+        (span, some), *others = layers
         first = next(number for number, placed in enumerate(some) if placed.axis != WITH_READER)
         some[first] = replace(some[first], begins=True)
-        layers = [(NOWHERE, [parts.embedding.cut(spans)]), (span, some), *behind]
+        layers = [(NOWHERE, [parts.embedding.cut(spans)]), (span, some), *others]
     begins = begins_with(parts.embedding.part, plan)
     given = {begins.name: (begins, some_have(begins, plan.begins, ranks))}
     body = schedule(layers, given, lambda size: size >= plan.two_steps_from, parts.names)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from solver.base.arrays import FLOAT_BYTES
 from solver.base.errors import InfeasiblePlanError
 from solver.base.phrases import counted
 from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster, Device
@@ -17,7 +18,6 @@ from solver.model.spec import ModelSpec
 from solver.plan.holdings import end_slices
 from solver.plan.plan import Plan
 from solver.schedule.exchange import Mask
-from solver.schedule.timing import FLOAT_BYTES
 
 SLIP_BYTES = 1  # that an integer program may be off
 MOST_NAMED = 4  # devices in an error, of 1024 that lack memory

@@ -2,7 +2,7 @@
 
 What comes into a graph lies side by side, and so does what leaves it. Of a map [C, H, W] some rows do not: so every
 graph has places of its own, but that what is left just as the next one needs it lies there already. A place is taken
-when its first numbers may arrive, which is while the segment before is computed, and is free again behind the last
+when its first numbers may arrive, which is while the segment before is computed, and is free again after the last
 graph that reads it, and where the last of it is sent. The image stays where it is, since the next one may come while
 the outputs of this one do.
 """
@@ -16,10 +16,11 @@ from functools import lru_cache
 
 import numpy as np
 
+from solver.base.arrays import FLOAT_BYTES
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Span
 from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
-from solver.model.convnet import FLOAT_BYTES, NOTHING, ConvNet, MapBox, Node
+from solver.model.convnet import NOTHING, ConvNet, MapBox, Node
 from solver.model.kinds.operator import MAP
 from solver.model.kinds.part import Region
 from solver.model.operators import LARGE_PRODUCT

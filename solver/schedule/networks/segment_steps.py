@@ -26,11 +26,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from solver.base.arrays import FLOAT_BYTES
 from solver.base.spans import Span
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats, Kernel
 from solver.cluster.nodes import NodeSpeeds
-from solver.model.convnet import FLOAT_BYTES, ConvNet, Node
+from solver.model.convnet import ConvNet, Node
 from solver.model.kinds.operator import CHANNEL, ELEMENTWISE, IMAGE_COLUMN, IMAGE_ROW, MAP, SUMMED
 from solver.model.kinds.part import Part, Region, Spans, there
 from solver.model.operators import LARGE_PRODUCT, flop, kind_of, parts_of, tensors_of
@@ -252,7 +253,7 @@ def _with_tiles_s(s: NetSetting, shares: SegmentShares, tiles: TileShares, passi
 
 
 def _placed(shares: SegmentShares, passing: NDArray[Any], of_tiles: NDArray[Any]) -> NDArray[Any]:
-    """Return what is said of every rank's tiles, one after the other, behind what passes them, [pieces, p, ...]."""
+    """Return what is said of every rank's tiles, one after the other, after what passes them, [pieces, p, ...]."""
     assert shares.tiles is not None
     places, passes = _places(shares)
     found = np.zeros((max([1, *(place + 1 for place, _ in places)]), *passing.shape[1:]), of_tiles.dtype)

@@ -50,8 +50,8 @@ def halo(net: ConvNet, number: int) -> tuple[int, int]:
     if not is_by_rows(net, node):
         return 0, 0
     window = windows(node)[0]
-    above, below = (max(0, -(-rows // window.per)) for rows in (-window.first, window.behind))
-    return (above, below) if window.behind > window.first else (0, 0)
+    above, below = (max(0, -(-rows // window.per)) for rows in (-window.first, window.after))
+    return (above, below) if window.after > window.first else (0, 0)
 
 
 def cut_points(net: ConvNet) -> list[int]:

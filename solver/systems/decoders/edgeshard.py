@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from solver.base.arrays import FLOAT_BYTES
 from solver.cluster.cluster import Cluster
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import chunks, setting_of
-from solver.schedule.timing import FLOAT_BYTES
 from solver.systems.decoders.common import chain, layers_do_not_fit, whole_layers
 from solver.systems.edgeshard import MOST, least_sum
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from solver.base.arrays import FLOAT_BYTES
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Partition, Span
 from solver.cluster.cluster import MIB, Cluster
@@ -20,7 +21,6 @@ from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.cost import setting_of
 from solver.schedule.decoders.memory import (
-    FLOAT_BYTES,
     HELD,
     block_bytes,
     cache_bytes,

@@ -20,6 +20,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
+from solver.base.arrays import FLOAT_BYTES
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Span
 from solver.cluster.cluster import MIB, Cluster
@@ -37,7 +38,6 @@ from solver.schedule.decoders.cost import (
     summed,
 )
 from solver.schedule.decoders.memory import HELD, decoder_lacks, rank_memory, words_bytes, work_bytes
-from solver.schedule.timing import FLOAT_BYTES
 from solver.systems.decoders.common import WholeLayers, finished, memory_room, plan_of, whole_layers
 
 MOST = 8  # devices that the program of stages sees: 3^8 steps
