@@ -43,9 +43,14 @@ class Memory:
 
     def view(self, name: str, box: Box) -> Numbers:
         """Return where a box of a value lies; of an empty one, which lies nowhere, an array of its shape."""
+        box = self._places.box(box)
         if not box.size:
             return np.empty(box.shape, np.float32)
         return self.whole(name)[box.within(self._places.boxes[name])]
+
+    def lies(self, name: str) -> tuple[int, Box]:
+        """Return what tells the place of a value from others: which memory, and what lies there of the value."""
+        return self._places.memory[name], self._places.boxes[name]
 
     def whole(self, name: str) -> Numbers:
         """Return all that there is of a value."""
@@ -72,9 +77,9 @@ class Compiled(ABC):
     def __init__(
         self, every: Sequence[tuple[OwnStep, Called]], places: Places, group: Group, direct: Direct | None = None
     ) -> None:
-        self._group, self._direct, self._memory = group, direct, Memory(places)
+        self._group, self._direct, self._memory, self._places = group, direct, Memory(places), places
         self._rooms: Rooms = {}
-        self._exchanges: dict[tuple[int, ...], BoundExchange] = {}  # by what they are, and their arrays
+        self._exchanges: dict[tuple[object, ...], BoundExchange] = {}  # by what they are, and their places
         self._blocks = [
             (name, [call for _, call in own]) for name, own in groupby(self._compiled(every), key=itemgetter(0))
         ]
@@ -127,21 +132,27 @@ class Compiled(ABC):
 
     def _exchange(self, step: OwnExchange, called: Called) -> BoundExchange | None:
         """Bind an exchange, where this rank has part in it; once, where others go from and to the same places."""
-
-        def lie(used: Used) -> list[InBox]:
-            return [(box, self._memory.view(called(name), box)) for name, box in used]
-
         if not step.used:
             return None
-        items = [Item(item.have, item.want, lie(item.pieces), lie(item.places)) for item in step.items]
-        arrays = (array for item in items for _, array in (*item.pieces, *item.places))
-        key = id(step), *(array.ctypes.data for array in arrays)
+        coding = self._coding(step)
+        key = (*step.kind, coding, *(self._memory.lies(called(name)) for name, _ in step.used))
         if key not in self._exchanges:
-            exchange = RankExchange.of(
-                self._group, items, self._coding(step), by_rows=step.by_rows, equal=step.equal, rooms=self._rooms
-            )
-            self._exchanges[key] = BoundExchange(step, exchange, self._group, self._direct)
+            self._exchanges[key] = self._bound(step, called, coding)
         return self._exchanges[key]
+
+    def _bound(self, step: OwnExchange, called: Called, coding: Coding) -> BoundExchange:
+        def lie(used: Used) -> list[InBox]:
+            return [(self._places.box(box), self._memory.view(called(name), box)) for name, box in used]
+
+        own = self._places.exchange(step)
+        items = [
+            Item(real.have, real.want, lie(item.pieces), lie(item.places))
+            for real, item in zip(own.items, step.items, strict=True)
+        ]
+        exchange = RankExchange.of(
+            self._group, items, coding, by_rows=step.by_rows, equal=step.equal, rooms=self._rooms
+        )
+        return BoundExchange(own, exchange, self._group, self._direct)
 
 
 class BoundExchange:

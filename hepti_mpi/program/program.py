@@ -62,11 +62,12 @@ class Program(Compiled):
         self._total = np.zeros(1, np.int32)
         self._places_of_rows = np.zeros((B, S), np.int64)
         self.logits: list[tuple[int, Array]] = []
-        steps = share.passes.steps(B * S, shape.chosen, folded=True)
-        every, given = own_steps(steps, share.rank), share.passes.given(B * S)
+        rows, stretches = share.passes.rows(B * S, shape.chosen).in_stretches()
+        steps = share.passes.steps(rows, folded=True)
+        every, given = own_steps(steps, share.rank), share.passes.given(rows.count)
         begins = share.rank in share.passes.first
         places = places_of(every, [(given.name, Box.whole(*given.shape))] if begins else ())
-        super().__init__(every, places, group, direct)
+        super().__init__(every, places.stretched(stretches), group, direct)
         self.given = np.zeros((B, S, int(np.prod(given.shape[1:]))), np.float32)
         if begins:
             self.given = self._memory.whole(given.name).reshape(self.given.shape, copy=False)

@@ -23,6 +23,7 @@ from solver.model.kinds.part import HEAD, ROW, WORD, Part, RankRegion, Value
 from solver.model.kinds.weight import PRECISIONS
 from solver.schedule.places import RankRun, rank_run
 from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep
+from solver.schedule.stretches import PassRows
 
 HEAD_BYTES = 32 << 20  # of words in a graph: of all at once three copies were in memory while it was made
 
@@ -73,8 +74,11 @@ class Passes(Protocol):
     def sizes(self) -> tuple[int, ...]:
         """Rows of passes that together have all computations that there are."""
 
-    def steps(self, rows: int, chosen: int, *, folded: bool) -> Sequence[AnyStep]:
-        """Return what ranks do in a pass of rows, of which the last `chosen` are asked for.
+    def rows(self, rows: int, chosen: int) -> PassRows:
+        """Return the rows of a pass, of which the last `chosen` are asked for."""
+
+    def steps(self, rows: PassRows, *, folded: bool) -> Sequence[AnyStep]:
+        """Return what ranks do in a pass.
 
         Folded, layers that are alike stand in it once (`solver.schedule.schedule.unfolded`).
         """
@@ -132,7 +136,7 @@ class Share(Graphs[RunKey, tuple[RankRun, frozenset[str]], ShareGraphs], Generic
     def _runs(self) -> Iterator[tuple[RankRun, frozenset[str]]]:
         """Yield what this rank computes in passes of one row, and of many: parts, and the values that leave them."""
         for rows in self.passes.sizes:
-            for step in self.passes.steps(rows, rows, folded=False):
+            for step in self.passes.steps(self.passes.rows(rows, rows), folded=False):
                 if isinstance(step, ComputeStep) and (run := rank_run(step, self.rank)):
                     yield run, step.leaves
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import groupby
 
 import numpy as np
@@ -383,7 +383,7 @@ def unfolded(steps: Iterable[AnyStep]) -> Iterator[tuple[AnyStep, Called]]:
         once = list(some)
         for later in range(max(run.size, 1)):
             moving = Span(max(run.start - 2, 0), run.start + 1) if run.size else NOWHERE
-            called = partial(_in_layer, dict(after), moving, later)
+            called = cache(partial(_in_layer, dict(after), moving, later))
             yield from ((step, called) for step in once)
         if run.size:
             after |= {run.start - 1: run.size - 1, run.start: run.size - 1}

@@ -8,15 +8,14 @@ taken (`solver.schedule.places`), and where bytes are sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from solver.base.spans import Partition, Span
 from solver.plan.layout import Box, Layout
 
-SumRows = (
-    tuple[Span, ...] | None
-)  # which rows each of some ranks adds up; (): columns are shared out; None: in one step
+# Which rows each of some ranks adds up; (): columns are shared out; None: it is made in one step.
+SumRows = tuple[Span, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +52,9 @@ class PassRows:
         def counted(some: Iterable[Span]) -> tuple[Span, ...]:
             return tuple(map(found.counted, some))
 
-        sums = ((*counted([some]), ranks, own if own is None else counted(own)) for some, ranks, own in self.sums)
-        return PassRows(
-            len(found.edges) - 1, found.counted(self.asked), tuple(map(counted, self.shares)), tuple(sums)
-        ), found
+        sums = [(found.counted(some), ranks, own and counted(own)) for some, ranks, own in self.sums]
+        asked, shares = found.counted(self.asked), tuple(map(counted, self.shares))
+        return PassRows(len(found.edges) - 1, asked, shares, tuple(sums)), found
 
 
 @dataclass(frozen=True, slots=True)

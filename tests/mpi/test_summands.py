@@ -9,6 +9,7 @@ from hepti_mpi.comm.wires import EXACT, coding
 from hepti_mpi.program.compiled import Memory
 from solver.base.spans import Span
 from solver.model.kinds.part import Residual
+from solver.plan.layout import moves
 from solver.plan.plan import Wire
 from solver.schedule.places import Places, by_sockets
 from solver.schedule.regions import some_have
@@ -42,7 +43,9 @@ def summing(world, direct, stage, senders, rows, width, wire=EXACT, *, two_steps
             for name, layout in zip(names, layouts, strict=True)
         ]
         exchange = RankExchange.of(world, [Item(*layouts, *lies)], wire, equal=step is steps[-1])
-        calls += [exchange.over(direct)] if by_sockets(step) else [exchange.run, world.finish_sending]
+        calls += (
+            [exchange.over(direct)] if by_sockets(layouts[1], moves(*layouts)) else [exchange.run, world.finish_sending]
+        )
 
     def run():
         for call in calls:

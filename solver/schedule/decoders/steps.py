@@ -62,24 +62,24 @@ class PassParts:
     names: Mapping[str, str]
 
 
-def pass_schedule(
-    model: Decoder, plan: DecoderPlan, rows: int, chosen: int = 1, *, folded: bool = False
-) -> tuple[AnyStep, ...]:
-    """Return what ranks do in a pass of rows, of which the next word of the last `chosen` is asked for.
+def pass_schedule(model: Decoder, plan: DecoderPlan, rows: PassRows, *, folded: bool = False) -> tuple[AnyStep, ...]:
+    """Return what ranks do in a pass.
 
     Parameters
     ----------
     rows
-        Of all sequences together.
+        As of `pass_rows`, or counted in stretches.
     folded
         As of `pass_parts`.
     """
-    own = pass_rows(model, plan, rows, chosen)
-    return planned(pass_parts(model, stages_of(plan, own), rows, own.asked, folded=folded), plan, own)
+    return planned(pass_parts(model, stages_of(plan, rows), rows.count, rows.asked, folded=folded), plan, rows)
 
 
 def pass_rows(model: Decoder, plan: DecoderPlan, rows: int, chosen: int) -> PassRows:
-    """Return the rows of a pass, and where a plan cuts them; of the last `chosen` the next word is asked for."""
+    """Return the rows of a pass, of all sequences together, and where a plan cuts them.
+
+    Of the last `chosen` the next word is asked for.
+    """
     every, asked, columns = Span(0, rows), Span(rows - chosen, rows), model.stream.value("", rows).shape[1]
     by_rows = [stage.rows if rows >= plan.rows_from else () for stage in plan.stages]
     shares = tuple(tuple(Partition.of_shares(own, rows)) if own else () for own in by_rows)

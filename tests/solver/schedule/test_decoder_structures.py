@@ -96,7 +96,7 @@ def test_the_steps_of_a_plan_filled_in_for_another_are_its_own(seed):
 def test_exchanges_follow_from_who_takes_part_but_those_of_contexts(seed):
     plan = next(plans_of_one_structure(seed, 1))
     for rows in (1, 40, 80):
-        steps = pass_schedule(MODEL, plan, rows)
+        steps = pass_schedule(MODEL, plan, pass_rows(MODEL, plan, rows, 1))
         contexts = any(isinstance(step, ExchangeStep) and step.name == "contexts" for step in steps)
 
         assert follow_crew(steps) != contexts
