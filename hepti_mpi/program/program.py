@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,14 +13,14 @@ from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.wires import EXACT, Coding
 from hepti_mpi.program.compiled import Compiled, CompiledCall
-from hepti_mpi.program.share import Passes, Share, key_of
+from hepti_mpi.program.share import Passes, Share
 from hepti_mpi.program.state import SharedTokens
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span, tiles
 from solver.model.kinds.attention import SEEN_ROWS, Attention
 from solver.model.kinds.part import Part
 from solver.plan.layout import Box
-from solver.schedule.places import OwnCompute, OwnExchange, OwnStep, own_steps, places_of
+from solver.schedule.places import OwnCompute, OwnExchange, OwnStep
 from solver.schedule.schedule import Called
 
 
@@ -63,13 +64,11 @@ class Program(Compiled):
         self._places_of_rows = np.zeros((B, S), np.int64)
         self.logits: list[tuple[int, Array]] = []
         rows, stretches = share.passes.rows(B * S, shape.chosen).in_stretches()
-        steps = share.passes.steps(rows, folded=True)
-        every, given = own_steps(steps, share.rank), share.passes.given(rows.count)
-        begins = share.rank in share.passes.first
-        places = places_of(every, [(given.name, Box.whole(*given.shape))] if begins else ())
-        super().__init__(every, places.stretched(stretches), group, direct)
-        self.given = np.zeros((B, S, int(np.prod(given.shape[1:]))), np.float32)
-        if begins:
+        self._own = own = share.own_pass(rows)
+        super().__init__(own.every, own.places.stretched(stretches), group, direct)
+        given = own.given
+        self.given = np.zeros((B, S, math.prod(given.shape[1:])), np.float32)
+        if share.rank in share.passes.first:
             self.given = self._memory.whole(given.name).reshape(self.given.shape, copy=False)
 
     def run(self, starts: Sequence[int]) -> None:
@@ -90,7 +89,7 @@ class Program(Compiled):
         if not step.run:
             return calls
         share, shape, last = self._share, self._shape, step.run[-1][0]
-        graphs = share.graphs[key_of(step.run, called)]
+        graphs = share.graphs_of(self._own, step, called)
         attends = next((part for part, _ in step.run if part.recalls), None)
         turns = any("places" in own_run.inputs for _, own_run in graphs.runs)
         by = shape.sequences if attends is not None or turns else 1
@@ -131,7 +130,7 @@ class Program(Compiled):
         sequences = Span(shape.first, shape.first + shape.sequences)
         tokens = SharedTokens.of(attention, kept, sequences, new, self._last, scales=shape.scales and bool(kept.scales))
         calls: list[CompiledCall] = [tokens.keep]
-        ((_, own_run),) = share.graphs[key_of(step.run, called)].runs
+        ((_, own_run),) = share.graphs_of(self._own, step, called).runs
         if results:  # else nobody reads more than is kept
             for rows in tiles(Span(0, shape.rows), SEEN_ROWS):
                 inputs, outputs = (

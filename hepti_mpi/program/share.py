@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Generic, Protocol, TypeVar
 
 from hepti_mpi.base.lacking import Lacking
@@ -21,11 +21,14 @@ from solver.base.spans import Span, tiles
 from solver.model.kinds.attention import Attention, Rope
 from solver.model.kinds.part import HEAD, ROW, WORD, Part, RankRegion, Value
 from solver.model.kinds.weight import PRECISIONS
-from solver.schedule.places import RankRun, rank_run
+from solver.plan.layout import Box
+from solver.schedule.places import OwnCompute, OwnStep, Places, RankRun, own_steps, places_of, rank_run
 from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep
 from solver.schedule.stretches import PassRows
 
 HEAD_BYTES = 32 << 20  # of words in a graph: of all at once three copies were in memory while it was made
+
+KEPT_PASSES = 32  # of other cuts than these a pass is found anew
 
 RunKey = tuple[object, ...]
 
@@ -41,6 +44,35 @@ class ShareGraphs:
 
     runs: Sequence[tuple[Span, PartRun]]
     turns: Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnPass:
+    """A rank's part in passes whose rows are cut alike, which are counted in stretches; found once for all lengths.
+
+    Parameters
+    ----------
+    every
+        Its part in every step, and what values are called there.
+    given
+        What it begins with, where this rank gets that.
+    places
+        Where values lie.
+    keys
+        By which a computation's graphs are found, of those that have been asked for.
+    """
+
+    every: Sequence[tuple[OwnStep, Called]]
+    given: Value
+    places: Places
+    keys: dict[tuple[OwnCompute, Called], RunKey] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, passes: Passes, rank: int, rows: PassRows) -> OwnPass:
+        """Find it."""
+        every, given = own_steps(passes.steps(rows, folded=True), rank), passes.given(rows.count)
+        begins = [(given.name, Box.whole(*given.shape))] if rank in passes.first else ()
+        return cls(every, given, places_of(every, begins))
 
 
 class Passes(Protocol):
@@ -111,6 +143,8 @@ class Share(Graphs[RunKey, tuple[RankRun, frozenset[str]], ShareGraphs], Generic
 
     Attributes
     ----------
+    own_pass
+        Return this rank's part in passes whose rows, in stretches, are cut alike.
     graphs
         Of every run of parts, by `key_of`; numpy has functions in place of graphs. Those that are `lacking` are not
         there yet.
@@ -122,6 +156,7 @@ class Share(Graphs[RunKey, tuple[RankRun, frozenset[str]], ShareGraphs], Generic
         self, passes: AnyPasses, rank: int, before: Share[AnyPasses] | None = None, *, backend: str = ONNXRUNTIME
     ) -> None:
         self.passes, self.rank, self.backend = passes, rank, backend
+        self.own_pass = lru_cache(KEPT_PASSES)(partial(OwnPass.of, passes, rank))
         self.state: dict[str, KeptHeads] = {}
         self._turns: dict[Rope, Mapping[str, Array]] = {} if before is None else before._turns
         runs: dict[RunKey, tuple[RankRun, frozenset[str]]] = {}
@@ -132,6 +167,12 @@ class Share(Graphs[RunKey, tuple[RankRun, frozenset[str]], ShareGraphs], Generic
             for part, region in run:
                 if part.recalls:
                     self._keep(part, region[HEAD], before)
+
+    def graphs_of(self, own: OwnPass, step: OwnCompute, called: Called) -> ShareGraphs:
+        """Return what computes a step of a pass."""
+        if (step, called) not in own.keys:
+            own.keys[step, called] = key_of(step.run, called)
+        return self.graphs[own.keys[step, called]]
 
     def _runs(self) -> Iterator[tuple[RankRun, frozenset[str]]]:
         """Yield what this rank computes in passes of one row, and of many: parts, and the values that leave them."""
