@@ -48,10 +48,6 @@ class Memory:
             return np.empty(box.shape, np.float32)
         return self.whole(name)[box.within(self._places.boxes[name])]
 
-    def lies(self, name: str) -> tuple[int, Box]:
-        """Return what tells the place of a value from others: which memory, and what lies there of the value."""
-        return self._places.memory[name], self._places.boxes[name]
-
     def whole(self, name: str) -> Numbers:
         """Return all that there is of a value."""
         box, array = self._places.boxes[name], self.arrays[self._places.memory[name]]
@@ -79,7 +75,9 @@ class Compiled(ABC):
     ) -> None:
         self._group, self._direct, self._memory, self._places = group, direct, Memory(places), places
         self._rooms: Rooms = {}
-        self._exchanges: dict[tuple[object, ...], BoundExchange] = {}  # by what they are, and their places
+        self._kinds: dict[tuple[object, ...], int] = {}  # of exchanges
+        self._kind: dict[OwnExchange, int] = {}
+        self._exchanges: dict[tuple[int, ...], BoundExchange] = {}  # by their kinds, and where their places lie
         self._blocks = [
             (name, [call for _, call in own]) for name, own in groupby(self._compiled(every), key=itemgetter(0))
         ]
@@ -134,13 +132,14 @@ class Compiled(ABC):
         """Bind an exchange, where this rank has part in it; once, where others go from and to the same places."""
         if not step.used:
             return None
-        coding = self._coding(step)
-        key = (*step.kind, coding, *(self._memory.lies(called(name)) for name, _ in step.used))
+        if step not in self._kind:
+            self._kind[step] = self._kinds.setdefault((*step.kind, self._coding(step)), len(self._kinds))
+        key = (self._kind[step], *(number for name, _ in step.used for number in self._places.lies(called(name))))
         if key not in self._exchanges:
-            self._exchanges[key] = self._bound(step, called, coding)
+            self._exchanges[key] = self._bound(step, called)
         return self._exchanges[key]
 
-    def _bound(self, step: OwnExchange, called: Called, coding: Coding) -> BoundExchange:
+    def _bound(self, step: OwnExchange, called: Called) -> BoundExchange:
         def lie(used: Used) -> list[InBox]:
             return [(self._places.box(box), self._memory.view(called(name), box)) for name, box in used]
 
@@ -150,7 +149,7 @@ class Compiled(ABC):
             for real, item in zip(own.items, step.items, strict=True)
         ]
         exchange = RankExchange.of(
-            self._group, items, coding, by_rows=step.by_rows, equal=step.equal, rooms=self._rooms
+            self._group, items, self._coding(step), by_rows=step.by_rows, equal=step.equal, rooms=self._rooms
         )
         return BoundExchange(own, exchange, self._group, self._direct)
 

@@ -47,6 +47,38 @@ class ShareGraphs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class OwnRun:
+    """What a rank computes in a step of a layer, as names are there.
+
+    Parameters
+    ----------
+    graphs
+        What computes it.
+    attends
+        The part of it that recalls what is kept, if one does.
+    by_sequence
+        Whether graphs have rows by sequence: where they stand in it matters.
+    reads, written
+        As of `OwnCompute`.
+    """
+
+    graphs: ShareGraphs
+    attends: Part | None
+    by_sequence: bool
+    reads: Sequence[tuple[str, Box]]
+    written: Sequence[tuple[str, str, Box]]
+
+    @classmethod
+    def of(cls, step: OwnCompute, called: Called, graphs: ShareGraphs) -> OwnRun:
+        """Return what some graphs compute."""
+        attends = next((part for part, _ in step.run if part.recalls), None)
+        turns = any("places" in run.inputs for _, run in graphs.runs)
+        reads = [(called(name), box) for name, box in step.reads.items()]
+        written = [(called(place), called(name), box) for place, name, box in step.written]
+        return cls(graphs, attends, attends is not None or turns, reads, written)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class OwnPass:
     """A rank's part in passes whose rows are cut alike, which are counted in stretches; found once for all lengths.
 
@@ -58,14 +90,14 @@ class OwnPass:
         What it begins with, where this rank gets that.
     places
         Where values lie.
-    keys
-        By which a computation's graphs are found, of those that have been asked for.
+    runs
+        What is computed in steps, of those that have been asked for.
     """
 
     every: Sequence[tuple[OwnStep, Called]]
     given: Value
     places: Places
-    keys: dict[tuple[OwnCompute, Called], RunKey] = field(default_factory=dict)
+    runs: dict[tuple[OwnCompute, Called], OwnRun] = field(default_factory=dict)
 
     @classmethod
     def of(cls, passes: Passes, rank: int, rows: PassRows) -> OwnPass:
@@ -73,6 +105,12 @@ class OwnPass:
         every, given = own_steps(passes.steps(rows, folded=True), rank), passes.given(rows.count)
         begins = [(given.name, Box.whole(*given.shape))] if rank in passes.first else ()
         return cls(every, given, places_of(every, begins))
+
+    def run_of(self, step: OwnCompute, called: Called, graphs: Mapping[RunKey, ShareGraphs]) -> OwnRun:
+        """Return what is computed in a step, which has a graph."""
+        if (step, called) not in self.runs:
+            self.runs[step, called] = OwnRun.of(step, called, graphs[key_of(step.run, called)])
+        return self.runs[step, called]
 
 
 class Passes(Protocol):
@@ -167,12 +205,6 @@ class Share(Graphs[RunKey, tuple[RankRun, frozenset[str]], ShareGraphs], Generic
             for part, region in run:
                 if part.recalls:
                     self._keep(part, region[HEAD], before)
-
-    def graphs_of(self, own: OwnPass, step: OwnCompute, called: Called) -> ShareGraphs:
-        """Return what computes a step of a pass."""
-        if (step, called) not in own.keys:
-            own.keys[step, called] = key_of(step.run, called)
-        return self.graphs[own.keys[step, called]]
 
     def _runs(self) -> Iterator[tuple[RankRun, frozenset[str]]]:
         """Yield what this rank computes in passes of one row, and of many: parts, and the values that leave them."""

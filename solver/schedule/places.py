@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import zip_longest
 from operator import itemgetter
 from typing import Protocol
@@ -56,7 +55,10 @@ class Places:
     """
 
     def __init__(self, used: Sequence[Used], pixels: Collection[str] = ()) -> None:
-        self.boxes, self.pixels = joined(pair for step in used for pair in step), pixels
+        boxes, self.pixels = joined(pair for step in used for pair in step), pixels
+        self._hulls = [*dict.fromkeys(boxes.values())]  # those that there are, each once
+        numbers = {box: number for number, box in enumerate(self._hulls)}
+        self._hull = {name: numbers[box] for name, box in boxes.items()}
         every = [dict(step) for step in used]
         last = {name: number for number, names in enumerate(every) for name in names}
         # Of every step the places that it uses, and those of them that none after it does.
@@ -67,9 +69,7 @@ class Places:
     def stretched(self, stretches: Stretches) -> Places:
         """Return where the same values lie whose boxes have been counted in stretches."""
         found = copy(self)
-        found._stretches = stretches
-        rows = cache(stretches.box)
-        found.boxes = {name: rows(box) for name, box in self.boxes.items()}
+        found._stretches, found._hulls = stretches, [*map(stretches.box, self._hulls)]
         found._lie()
         return found
 
@@ -81,14 +81,19 @@ class Places:
         """Return an exchange as it was counted, in rows."""
         return own if self._stretches is None else own.stretched(self._stretches)
 
+    def lies(self, name: str) -> tuple[int, int]:
+        """Return what tells a place from others: its memory, and by a number what lies there of the value."""
+        return self.memory[name], self._hull[name]
+
     def _lie(self) -> None:
+        self.boxes = {name: self._hulls[number] for name, number in self._hull.items()}
         self.memory: dict[str, int] = {}
         self.sizes: list[int] = []
-        free: list[int] = []
+        sizes, free = [box.size for box in self._hulls], list[int]()
         for names, last in self._turns:
             for name in names:
                 if name not in self.memory:
-                    size = self.boxes[name].size
+                    size = sizes[self._hull[name]]
                     self.memory[name] = self._taken(free, -(-size // FLOAT_BYTES) if name in self.pixels else size)
             free += [self.memory[name] for name in last]
 
