@@ -18,7 +18,7 @@ import numpy as np
 from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.exchange import InBox, Item, RankExchange
 from hepti_mpi.comm.group import Group
-from hepti_mpi.comm.messages import Rooms
+from hepti_mpi.comm.messages import RankMessages, Rooms, rank_messages
 from hepti_mpi.comm.wires import Coding
 from solver.base.arrays import Numbers
 from solver.plan.layout import Box
@@ -75,9 +75,10 @@ class Compiled(ABC):
     ) -> None:
         self._group, self._direct, self._memory, self._places = group, direct, Memory(places), places
         self._rooms: Rooms = {}
-        self._kinds: dict[tuple[object, ...], int] = {}  # of exchanges
-        self._kind: dict[OwnExchange, int] = {}
-        self._exchanges: dict[tuple[int, ...], BoundExchange] = {}  # by their kinds, and where their places lie
+        self._kinds: dict[tuple[object, ...], OwnExchange] = {}  # of alike exchanges one, in rows
+        self._alike: dict[OwnExchange, OwnExchange] = {}
+        self._exchanges: dict[tuple[object, ...], BoundExchange] = {}  # by that one, and where their places lie
+        self._messages: dict[tuple[object, ...], RankMessages] = {}  # by it, and what its numbers are
         self._blocks = [
             (name, [call for _, call in own]) for name, own in groupby(self._compiled(every), key=itemgetter(0))
         ]
@@ -132,25 +133,35 @@ class Compiled(ABC):
         """Bind an exchange, where this rank has part in it; once, where others go from and to the same places."""
         if not step.used:
             return None
-        if step not in self._kind:
-            self._kind[step] = self._kinds.setdefault((*step.kind, self._coding(step)), len(self._kinds))
-        key = (self._kind[step], *(number for name, _ in step.used for number in self._places.lies(called(name))))
+        if step not in self._alike:
+            kind = (*step.kind, self._coding(step))
+            if kind not in self._kinds:
+                self._kinds[kind] = self._places.exchange(step)
+            self._alike[step] = self._kinds[kind]
+        own = self._alike[step]
+        key = (own, *(self._places.lies(called(name)) for name, _ in step.used))
         if key not in self._exchanges:
-            self._exchanges[key] = self._bound(step, called)
+            self._exchanges[key] = self._bound(own, step, called)
         return self._exchanges[key]
 
-    def _bound(self, step: OwnExchange, called: Called) -> BoundExchange:
-        def lie(used: Used) -> list[InBox]:
-            return [(self._places.box(box), self._memory.view(called(name), box)) for name, box in used]
+    def _bound(self, own: OwnExchange, step: OwnExchange, called: Called) -> BoundExchange:
+        """Bind one of alike exchanges to the places of a step."""
 
-        own = self._places.exchange(step)
+        def lie(real: Used, used: Used) -> list[InBox]:
+            return [(box, self._memory.view(called(name), of)) for (_, box), (name, of) in zip(real, used, strict=True)]
+
         items = [
-            Item(real.have, real.want, lie(item.pieces), lie(item.places))
+            Item(real.have, real.want, lie(real.pieces, item.pieces), lie(real.places, item.places))
             for real, item in zip(own.items, step.items, strict=True)
         ]
-        exchange = RankExchange.of(
-            self._group, items, self._coding(step), by_rows=step.by_rows, equal=step.equal, rooms=self._rooms
-        )
+        layouts = [item.layouts for item in items]
+        what = own, *(some.kind for some in layouts)
+        if what not in self._messages:
+            self._messages[what] = rank_messages(self._group.rank, layouts)
+        exchange = RankExchange(
+            self._group, self._messages[what], [item.arrays for item in items], self._coding(step),
+            by_rows=step.by_rows, equal=step.equal, rooms=self._rooms,
+        )  # fmt: skip
         return BoundExchange(own, exchange, self._group, self._direct)
 
 
