@@ -28,7 +28,7 @@ from solver.schedule.stretches import PassRows
 
 HEAD_BYTES = 32 << 20  # of words in a graph: of all at once three copies were in memory while it was made
 
-KEPT_PASSES = 32  # of other cuts than these a pass is found anew
+KEPT_PASSES = 16  # of other cuts than these a pass is found anew; of 24 layers one takes 0.3 MiB
 
 RunKey = tuple[object, ...]
 
