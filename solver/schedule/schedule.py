@@ -352,7 +352,6 @@ class _Builder:
         if not partial and np.logical_or.reduce([within(want, own) for own in have]).all():
             return
         run, made = self._when(name)
-        # What all want alike may go in two steps; of logits everyone wants others.
         sums = self._sums(want) if partial and HIDDEN in want else None
         for step in exchanges(self.names.get(name, name), value, have, want, partial=partial, sums=sums):
             self.steps.append(replace(step, run=run, layers=made))
@@ -360,9 +359,10 @@ class _Builder:
         self.partial.discard(name)
 
     def _sums(self, want: Region) -> SumRows:
-        """Return how a sum is made that ranks want alike; a single one has it in one step."""
+        """Return how a sum is made; in one step where a single rank wants it, or not all want it alike."""
         (ranks,) = there(want)[0].nonzero()
-        return self.summed(Span(*want[ROW][0, ranks[0]].tolist()), len(ranks)) if len(ranks) > 1 else None
+        alike = all((want[axis][0, ranks] == want[axis][0, ranks[0]]).all() for axis in (ROW, HIDDEN))
+        return self.summed(Span(*want[ROW][0, ranks[0]].tolist()), len(ranks)) if alike and len(ranks) > 1 else None
 
     def _when(self, name: str) -> tuple[Span, Span]:
         """Return the layers at hand, and those after which something is done with a value."""
