@@ -75,10 +75,9 @@ class Compiled(ABC):
     ) -> None:
         self._group, self._direct, self._memory, self._places = group, direct, Memory(places), places
         self._rooms: Rooms = {}
-        self._kinds: dict[tuple[object, ...], OwnExchange] = {}  # of alike exchanges one, in rows
-        self._alike: dict[OwnExchange, OwnExchange] = {}
-        self._exchanges: dict[tuple[object, ...], BoundExchange] = {}  # by that one, and where their places lie
-        self._messages: dict[tuple[object, ...], RankMessages] = {}  # by it, and what its numbers are
+        # By one of those that are alike: as its numbers travel, and where its places lie; and by what its numbers are.
+        self._exchanges: dict[tuple[object, ...], BoundExchange] = {}
+        self._messages: dict[tuple[object, ...], RankMessages] = {}
         self._blocks = [
             (name, [call for _, call in own]) for name, own in groupby(self._compiled(every), key=itemgetter(0))
         ]
@@ -133,18 +132,13 @@ class Compiled(ABC):
         """Bind an exchange, where this rank has part in it; once, where others go from and to the same places."""
         if not step.used:
             return None
-        if step not in self._alike:
-            kind = (*step.kind, self._coding(step))
-            if kind not in self._kinds:
-                self._kinds[kind] = self._places.exchange(step)
-            self._alike[step] = self._kinds[kind]
-        own = self._alike[step]
-        key = (own, *(self._places.lies(called(name)) for name, _ in step.used))
+        own, coding = self._places.exchange(step), self._coding(step)
+        key = (own, coding, *(self._places.lies(called(name)) for name, _ in step.used))
         if key not in self._exchanges:
-            self._exchanges[key] = self._bound(own, step, called)
+            self._exchanges[key] = self._bound(own, coding, step, called)
         return self._exchanges[key]
 
-    def _bound(self, own: OwnExchange, step: OwnExchange, called: Called) -> BoundExchange:
+    def _bound(self, own: OwnExchange, coding: Coding, step: OwnExchange, called: Called) -> BoundExchange:
         """Bind one of alike exchanges to the places of a step."""
 
         def lie(real: Used, used: Used) -> list[InBox]:
@@ -159,7 +153,7 @@ class Compiled(ABC):
         if what not in self._messages:
             self._messages[what] = rank_messages(self._group.rank, layouts)
         exchange = RankExchange(
-            self._group, self._messages[what], [item.arrays for item in items], self._coding(step),
+            self._group, self._messages[what], [item.arrays for item in items], coding,
             by_rows=step.by_rows, equal=step.equal, rooms=self._rooms,
         )  # fmt: skip
         return BoundExchange(own, exchange, self._group, self._direct)

@@ -63,6 +63,9 @@ class Places:
         last = {name: number for number, names in enumerate(every) for name in names}
         # Of every step the places that it uses, and those of them that none after it does.
         self._turns = [(names, [name for name in names if last[name] == turn]) for turn, names in enumerate(every)]
+        self._kinds: dict[tuple[object, ...], OwnExchange] = {}  # the first of those that are alike
+        self._alike: dict[OwnExchange, OwnExchange] = {}
+        self._in_rows: dict[OwnExchange, OwnExchange] = {}
         self._stretches: Stretches | None = None
         self._lie()
 
@@ -70,6 +73,7 @@ class Places:
         """Return where the same values lie whose boxes have been counted in stretches."""
         found = copy(self)
         found._stretches, found._hulls = stretches, [*map(stretches.box, self._hulls)]
+        found._in_rows = {}
         found._lie()
         return found
 
@@ -78,8 +82,15 @@ class Places:
         return box if self._stretches is None else self._stretches.box(box)
 
     def exchange(self, own: OwnExchange) -> OwnExchange:
-        """Return an exchange as it was counted, in rows."""
-        return own if self._stretches is None else own.stretched(self._stretches)
+        """Return an exchange as it was counted, in rows; of those that are alike one, which is the same for all."""
+        if own not in self._alike:
+            self._alike[own] = self._kinds.setdefault(own.kind, own)
+        first = self._alike[own]
+        if self._stretches is None:
+            return first
+        if first not in self._in_rows:
+            self._in_rows[first] = first.stretched(self._stretches)
+        return self._in_rows[first]
 
     def lies(self, name: str) -> tuple[int, int]:
         """Return what tells a place from others: its memory, and by a number what lies there of the value."""
