@@ -18,7 +18,7 @@ import numpy as np
 from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.exchange import InBox, Item, RankExchange
 from hepti_mpi.comm.group import Group
-from hepti_mpi.comm.messages import Rooms
+from hepti_mpi.comm.messages import RankMessages, Rooms, rank_messages
 from hepti_mpi.comm.wires import Coding
 from solver.base.arrays import Numbers
 from solver.plan.layout import Box
@@ -43,6 +43,7 @@ class Memory:
 
     def view(self, name: str, box: Box) -> Numbers:
         """Return where a box of a value lies; of an empty one, which lies nowhere, an array of its shape."""
+        box = self._places.box(box)
         if not box.size:
             return np.empty(box.shape, np.float32)
         return self.whole(name)[box.within(self._places.boxes[name])]
@@ -72,9 +73,11 @@ class Compiled(ABC):
     def __init__(
         self, every: Sequence[tuple[OwnStep, Called]], places: Places, group: Group, direct: Direct | None = None
     ) -> None:
-        self._group, self._direct, self._memory = group, direct, Memory(places)
+        self._group, self._direct, self._memory, self._places = group, direct, Memory(places), places
         self._rooms: Rooms = {}
-        self._exchanges: dict[tuple[int, ...], BoundExchange] = {}  # by what they are, and their arrays
+        # By one of those that are alike: as its numbers travel, and where its places lie; and by what its numbers are.
+        self._exchanges: dict[tuple[object, ...], BoundExchange] = {}
+        self._messages: dict[tuple[object, ...], RankMessages] = {}
         self._blocks = [
             (name, [call for _, call in own]) for name, own in groupby(self._compiled(every), key=itemgetter(0))
         ]
@@ -127,21 +130,33 @@ class Compiled(ABC):
 
     def _exchange(self, step: OwnExchange, called: Called) -> BoundExchange | None:
         """Bind an exchange, where this rank has part in it; once, where others go from and to the same places."""
-
-        def lie(used: Used) -> list[InBox]:
-            return [(box, self._memory.view(called(name), box)) for name, box in used]
-
         if not step.used:
             return None
-        items = [Item(item.have, item.want, lie(item.pieces), lie(item.places)) for item in step.items]
-        arrays = (array for item in items for _, array in (*item.pieces, *item.places))
-        key = id(step), *(array.ctypes.data for array in arrays)
+        own, coding = self._places.exchange(step), self._coding(step)
+        key = (own, coding, *(self._places.lies(called(name)) for name, _ in step.used))
         if key not in self._exchanges:
-            exchange = RankExchange.of(
-                self._group, items, self._coding(step), by_rows=step.by_rows, equal=step.equal, rooms=self._rooms
-            )
-            self._exchanges[key] = BoundExchange(step, exchange, self._group, self._direct)
+            self._exchanges[key] = self._bound(own, coding, step, called)
         return self._exchanges[key]
+
+    def _bound(self, own: OwnExchange, coding: Coding, step: OwnExchange, called: Called) -> BoundExchange:
+        """Bind one of alike exchanges to the places of a step."""
+
+        def lie(real: Used, used: Used) -> list[InBox]:
+            return [(box, self._memory.view(called(name), of)) for (_, box), (name, of) in zip(real, used, strict=True)]
+
+        items = [
+            Item(real.have, real.want, lie(real.pieces, item.pieces), lie(real.places, item.places))
+            for real, item in zip(own.items, step.items, strict=True)
+        ]
+        layouts = [item.layouts for item in items]
+        what = own, *(some.kind for some in layouts)
+        if what not in self._messages:
+            self._messages[what] = rank_messages(self._group.rank, layouts)
+        exchange = RankExchange(
+            self._group, self._messages[what], [item.arrays for item in items], coding,
+            by_rows=step.by_rows, equal=step.equal, rooms=self._rooms,
+        )  # fmt: skip
+        return BoundExchange(own, exchange, self._group, self._direct)
 
 
 class BoundExchange:

@@ -11,18 +11,18 @@ prices this list (`solver.schedule.turns`), the engine compiles it (`hepti_mpi.p
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import groupby
 
 import numpy as np
 
-from solver.base.spans import Span, largest_remainder
+from solver.base.spans import Span
 from solver.model.kinds.part import HIDDEN, NUMBER, ROW, WHOLE, Part, Region, Spans, Value, there, whole
 from solver.plan.layout import Layout, moves
 from solver.schedule.regions import Lengths, boxes, hull, lengths, overlaps, volume, within
+from solver.schedule.stretches import SumRows, shared_alike
 
 WITH_READER = "with its reader"  # in place of an axis: a part is computed where it is read
 LAYERS = "layers"  # the first word of what belongs to one
@@ -254,13 +254,13 @@ class ComputeStep(LayerStep):
 AnyStep = ExchangeStep | ComputeStep
 Walked = tuple[list[tuple[PlacedPart, Region]], dict[str, Region]]
 Called = Callable[[str], str]  # what a value or a part is called
-TwoSteps = Callable[[int], bool]  # whether a sum of so many rows is made in two steps
+Summed = Callable[[Span, int], SumRows]  # how a sum of rows is made that so many ranks want alike
 
 
 def schedule(
     layers: Sequence[tuple[Span, Sequence[PlacedPart]]],
     given: Mapping[str, tuple[Value, Region]],
-    two_steps: TwoSteps,
+    summed: Summed,
     names: Mapping[str, str],
 ) -> tuple[AnyStep, ...]:
     """Return what ranks do.
@@ -272,14 +272,14 @@ def schedule(
         the parts are of the first of them, and its steps are done as often (`unfolded`).
     given
         The values that are there at the beginning, and who has what of them.
-    two_steps
-        Which sums are made in two steps.
+    summed
+        How sums are made.
     names
         What exchanges are called, by their value's name.
     """
     parts = [placed for _, own in layers for placed in own]
     last_use = {value.name: number for number, placed in enumerate(parts) for value in placed.part.reads}
-    builder = _Builder(two_steps, names, last_use)
+    builder = _Builder(summed, names, last_use)
     for name, (value, own) in given.items():
         builder.values[name], builder.have[name] = value, (own,)
     number = 0
@@ -294,7 +294,7 @@ def schedule(
 
 @dataclass(slots=True)
 class _Builder:
-    two_steps: TwoSteps
+    summed: Summed
     names: Mapping[str, str]
     last_use: Mapping[str, int]  # of a value: which part reads it last
     values: dict[str, Value] = field(default_factory=dict)
@@ -352,12 +352,17 @@ class _Builder:
         if not partial and np.logical_or.reduce([within(want, own) for own in have]).all():
             return
         run, made = self._when(name)
-        # What all want alike goes in two; of logits everyone wants others.
-        two = partial and HIDDEN in want and self.two_steps(int(lengths(want[ROW]).max()))
-        for step in exchanges(self.names.get(name, name), value, have, want, partial=partial, two_steps=two):
+        sums = self._sums(want) if partial and HIDDEN in want else None
+        for step in exchanges(self.names.get(name, name), value, have, want, partial=partial, sums=sums):
             self.steps.append(replace(step, run=run, layers=made))
         self.have[name] = (want,) if partial else (*have, want)
         self.partial.discard(name)
+
+    def _sums(self, want: Region) -> SumRows:
+        """Return how a sum is made; in one step where a single rank wants it, or not all want it alike."""
+        (ranks,) = there(want)[0].nonzero()
+        alike = all((want[axis][0, ranks] == want[axis][0, ranks[0]]).all() for axis in (ROW, HIDDEN))
+        return self.summed(Span(*want[ROW][0, ranks[0]].tolist()), len(ranks)) if alike and len(ranks) > 1 else None
 
     def _when(self, name: str) -> tuple[Span, Span]:
         """Return the layers at hand, and those after which something is done with a value."""
@@ -378,7 +383,7 @@ def unfolded(steps: Iterable[AnyStep]) -> Iterator[tuple[AnyStep, Called]]:
         once = list(some)
         for later in range(max(run.size, 1)):
             moving = Span(max(run.start - 2, 0), run.start + 1) if run.size else NOWHERE
-            called = partial(_in_layer, dict(after), moving, later)
+            called = cache(partial(_in_layer, dict(after), moving, later))
             yield from ((step, called) for step in once)
         if run.size:
             after |= {run.start - 1: run.size - 1, run.start: run.size - 1}
@@ -396,12 +401,12 @@ def _in_layer(higher: Mapping[int, int], moving: Span, later: int, name: str) ->
 
 
 def exchanges(
-    name: str, value: Value, have: tuple[Region, ...], want: Region, *, partial: bool, two_steps: bool
+    name: str, value: Value, have: tuple[Region, ...], want: Region, *, partial: bool, sums: SumRows = None
 ) -> list[ExchangeStep]:
-    """Return the steps after which every rank has what it wants; of a sum in two, in one where one rank wants it."""
-    if not two_steps or int(there(want).sum(-1).max()) == 1:
+    """Return the steps after which every rank has what it wants; of a sum one, or two, as `sums` says."""
+    if sums is None:
         return [ExchangeStep(name, value, have, want, partial)]
-    between = _shared_out(value, want)
+    between = _added(want, sums)
     return [ExchangeStep(name, value, have, between, partial), ExchangeStep(name, value, (between,), want)]
 
 
@@ -438,23 +443,13 @@ def walk(
     return runs[::-1], need
 
 
-def _shared_out(value: Value, want: Region) -> Region:
-    """Return who adds up which part of a sum: all who want it as much as each other, by rows or by columns.
-
-    That is by rows where that leaves the largest part no larger: they lie as they travel.
-    """
-    found = {axis: spans.copy() for axis, spans in want.items()}
-    for plan, taking in enumerate(there(want)):
-        ranks = np.flatnonzero(taking)
-        ends = {axis: want[axis][plan, ranks[0]] for axis in (ROW, HIDDEN)}
-        sizes = {axis: int(stop - start) for axis, (start, stop) in ends.items()}
-
-        def largest(axis: str, sizes: Mapping[str, int] = sizes, parts: int = ranks.size) -> int:
-            return -(-sizes[axis] // parts) * math.prod(sizes.values()) // sizes[axis]
-
-        axis = min((ROW, HIDDEN), key=largest)
-        stops = ends[axis][0] + np.cumsum(largest_remainder([1.0] * ranks.size, sizes[axis]))
-        found[axis][plan, ranks] = np.stack([np.append(ends[axis][0], stops[:-1]), stops], -1)
+def _added(want: Region, rows: tuple[Span, ...]) -> Region:
+    """Return who adds up which part of a sum: all who want it these rows of it, or as many columns as each other."""
+    found, (ranks,) = {axis: spans.copy() for axis, spans in want.items()}, there(want)[0].nonzero()
+    axis, shares = ROW, rows
+    if not rows:
+        axis, shares = HIDDEN, shared_alike(Span(*want[HIDDEN][0, ranks[0]].tolist()), len(ranks))
+    found[axis][0, ranks] = [(own.start, own.stop) for own in shares]
     return found
 
 

@@ -214,6 +214,41 @@ def test_memory_of_a_pass_is_that_which_was_priced(stages, cuts, seed, world):
     assert [-(-own // 4) for own in taken] == chunk_numbers(weights.model, plan)
 
 
+@pytest.mark.parametrize(("stages", "cuts", "seed"), sized(sweeps.cycled(5, (1, 2), CUTS, sweeps.seeds(2, 8)), 4))
+def test_a_pass_compiled_after_others_is_that_compiled_from_new(stages, cuts, seed, world):
+    """To the last bit, and in as much memory: what it has from passes of other lengths is what it would find itself."""
+    rng = np.random.default_rng([9, stages, seed])
+    weights = Weights(small_model(layers=5, hidden=64))
+    plan = random_plan(world, weights.model, rng, stages=stages, **CUTS[cuts])
+    direct, found = Direct(world), []
+
+    def share_of():
+        share = Share(DecoderPasses(weights.model, plan), world.rank)
+        WeightsSource(world, weights).complete(share.lacking())
+        return share
+
+    kept = share_of()
+    for rows in (33, 20, 33):
+        both = [
+            Program(share, PassShape(0, 1, rows, chosen), world, direct, coding(plan.wire))
+            for chosen in (1, rows)
+            for share in (kept, share_of())
+        ]
+        given = rng.integers(0, weights.model.vocab, both[0].given.shape)  # tokens, or a stream
+        for program in both:
+            program.given[...] = given
+            program.run([0])
+        for one, other in (both[:2], both[2:]):
+            pairs = zip(one.logits, other.logits, strict=True)
+            same = all(np.array_equal(own[1], new[1]) for own, new in pairs)
+            found.append(same and one.taken_bytes == other.taken_bytes)
+
+    found.append(kept.own_pass.cache_info().hits >= 2)
+    found = world.on_all(lambda: found)
+    direct.close()
+    assert np.all(found)
+
+
 @pytest.mark.parametrize("rows_from", [0, 16])
 def test_layers_that_are_compiled_from_one_have_the_same_logits(rows_from, world):
     """Of seven layers four are alike in all that is done with them."""
