@@ -168,22 +168,26 @@ class _Placing:
         """Return the parts of a block as its plan cuts them, where the stream lies so before it."""
         own, after = plan.only(self.crew), self.behind(plan, parts[-1].writes)
         *body, join = parts
-        by_rows = after.axis == ROW and before.axis == ROW
+        by_rows, begins = after.axis == ROW and before.axis == ROW, after.axis == ROW and before.axis == WHOLE
         found = list[PlacedPart]()
         if body[0].role == NORM:
             norm, *body = body
-            gathers = by_rows and (own.cut is not Cut.ROWS or own.keys is not None)
-            found.append(self._cut(norm, ROW, before.spans) if gathers else PlacedPart(norm, WITH_READER))
+            own_rows = own.cut is Cut.ROWS and own.keys is None
+            if own_rows or by_rows:
+                found.append(self._cut(norm, ROW, after.spans if own_rows else before.spans, begins=begins))
+            else:
+                found.append(PlacedPart(norm, WITH_READER))
         if own.cut is Cut.ROWS:
             found += self._by_rows(body, own, after.spans)
         elif own.cut in (Cut.WHOLE, Cut.SUB_BLOCKS):
             found += [PlacedPart(part, WITH_READER) for part in body]
         else:
             found += self._shared(body, own, comes=by_rows)
-        return [*found, replace(self._cut(join, after.axis, after.spans), ahead=True)]
+        return [*found, self._cut(join, after.axis, after.spans, ahead=True, begins=begins)]
 
     def _cut(self, part: Part, axis: str, spans: Spans, **how: Any) -> PlacedPart:
-        return PlacedPart(part, axis, spans, widens=True, **{"tile_rows": self.tile_rows, **how})
+        pieces = None if axis == WHOLE else self.tile_rows
+        return PlacedPart(part, axis, spans, widens=axis != WHOLE, **{"tile_rows": pieces, **how})
 
     def _by_rows(self, body: Sequence[Part], plan: BlockPlan, rows: Spans) -> Iterator[PlacedPart]:
         """Yield the parts of a block that is cut by rows, but for its join.
