@@ -401,12 +401,14 @@ class _Builder:
         leaves = frozenset(own.part.writes.name for own in live)
         runs, needs = walk(self.group, _made(self.group, leaves))
         route = next((own.route for own in placed), Route.DIRECT)
-        early = self._early(number) if runs else {}
-        for name, box in early.items():
-            if name not in needs:
-                self.bring(name, box)
+        for name, box in (self._early(number) if runs else {}).items():
+            read = needs.get(name)
+            if read is not None and (within(read, box) | within(box, read)).all():
+                needs[name] = hull(read, box)
+            elif self.bring(name, box) and read is not None:  # it goes on from there
+                self.have[name] = (box,)
         for name, box in needs.items():
-            self.bring(name, hull(box, early[name]) if name in early else box, route)
+            self.bring(name, box, route)
         if runs:
             last = runs[-1][0].part.writes.name
             run, made = self._when(last)
@@ -438,11 +440,11 @@ class _Builder:
         last = self.steps[-1] if self.steps else None
         return last.value.name if isinstance(last, ExchangeStep) and last.value.name in needs else ""
 
-    def bring(self, name: str, want: Region, route: Route = Route.DIRECT) -> None:
-        """Add the exchanges after which every rank has its box of a value; none where all have it."""
+    def bring(self, name: str, want: Region, route: Route = Route.DIRECT) -> bool:
+        """Add the exchanges after which every rank has its box of a value; return whether some have it not yet."""
         value, have, partial = self.values[name], self.have[name], name in self.partial
         if not partial and np.logical_or.reduce([within(want, own) for own in have]).all():
-            return
+            return False
         run, made = self._when(name)
         # What all want alike goes in two; of logits everyone wants others.
         two = name in self.shared and HIDDEN in want and self.two_steps(int(lengths(want[ROW]).max()))
@@ -452,6 +454,7 @@ class _Builder:
         self.have[name] = (want,) if partial else (*have, want)
         self.partial.discard(name)
         self.shared.discard(name)
+        return True
 
     def _when(self, name: str) -> tuple[Span, Span]:
         """Return the layers at hand, and those after which something is done with a value."""

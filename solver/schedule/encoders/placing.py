@@ -205,35 +205,39 @@ class _Placing:
                 yield PlacedPart(part, WITH_READER)
 
     def _shared(self, body: Sequence[Part], plan: BlockPlan, *, comes: bool) -> Iterator[PlacedPart]:
-        """Yield the parts of a block whose heads or columns are shared out, but for its join; `comes`: its rows do."""
+        """Yield the parts of a block whose heads or columns are shared out, but for its join.
+
+        In a grid the first product is cut along the stream's columns, too: ranks add up its summands first.
+
+        Parameters
+        ----------
+        comes
+            Whether the stream lies by rows: what reads it is computed as it comes.
+        """
         assert plan.inner is not None
-        inner, grid = _spans(plan.inner), plan.cut is Cut.GRID
-        tile, columns = _tiles(plan) if grid else (inner, None if plan.columns is None else _spans(plan.columns))
-        route = plan.route if comes else Route.DIRECT
-        (x,) = body[0].reads
+        (x,), inner = body[0].reads, _spans(plan.inner)
+        columns, tile, grid = None if plan.columns is None else _spans(plan.columns), inner, dict[str, Spans]()
+        if plan.cut is Cut.GRID:
+            tile, columns = _tiles(plan)
+            grid = {HIDDEN: columns}
+            summed, added = zip(*(over_tiles(part) for part in body if x in part.reads), strict=True)
+            body = [*summed, *added, *(part for part in body if x not in part.reads)]
+        lone = int((inner[..., 1] > inner[..., 0]).sum()) == 1
         for part in body:
-            axis = part.kind.axis if part.kind.axis in part.axes else _other_axis(part)
-            first, last = x in part.reads, part.cut
-            if first and grid:
-                assert columns is not None
-                summed, added = over_tiles(part)
-                spans = _units(body, part, axis, tile)
-                yield self._cut(summed, axis, spans, tile_rows=None, also={HIDDEN: columns}, as_comes=True)
-                yield self._cut(added, axis, _units(body, part, axis, inner), tile_rows=None)
-            elif first:
-                spans = _units(body, part, axis, inner)
-                yield self._cut(part, axis, spans, tile_rows=None, as_comes=comes, route=route)
-            elif not last:
-                begins = comes or plan.groups > 1
-                yield self._cut(part, axis, inner, tile_rows=None, begins=begins, groups=plan.groups)
-            elif plan.cut is Cut.TO_ROWS:
-                yield PlacedPart(part, WITH_READER)
-            elif plan.cut is Cut.COLUMNS:
+            if x in part.reads:
+                axis, spans = _cut_axis(body, part, tile)
+                route = plan.route if comes else Route.DIRECT
+                yield self._cut(part, axis, spans, tile_rows=None, also=grid, as_comes=comes, route=route)
+            elif part.cut and plan.cut is Cut.COLUMNS:
                 assert columns is not None
                 yield self._cut(part, HIDDEN, columns, tile_rows=None)
+            elif part.cut and plan.cut is not Cut.TO_ROWS:
+                yield self._cut(part, part.kind.axis, tile, begins=not lone, also=grid)
+            elif part.cut or any(part.writes in reader.reads and not reader.cut for reader in body):
+                yield PlacedPart(part, WITH_READER)
             else:
-                begins = int((inner[..., 1] > inner[..., 0]).sum()) > 1
-                yield self._cut(part, axis, tile, begins=begins, also={HIDDEN: columns} if grid else {})
+                begins = comes or plan.groups > 1
+                yield self._cut(part, part.kind.axis, inner, tile_rows=None, begins=begins, groups=plan.groups)
 
 
 def _parts(run: Run, number: int, block: Block, requests: tuple[int, ...], x: Value) -> tuple[list[Part], Value]:
@@ -249,18 +253,14 @@ def _second_half(placed: Sequence[PlacedPart]) -> int:
     return next(number for number, own in enumerate(placed) if own.part.cut)
 
 
-def _other_axis(part: Part) -> str:
-    """Return the axis that a part is cut along, where it has not that of its kind: that of keys and values."""
-    (axis,) = (axis for axis in part.axes if axis != ROW)
-    return axis
-
-
-def _units(body: Sequence[Part], part: Part, axis: str, inner: Spans) -> Spans:
-    """Return the spans of a part's axis that shares of its kind's axis need."""
-    kind_axis, of_value = part.kind.axis, (part.writes.name, axis)
-    if axis == kind_axis:
-        return inner
-    return next(reader.reach[of_value] for reader in body if of_value in reader.reach)({kind_axis: inner})
+def _cut_axis(body: Sequence[Part], part: Part, inner: Spans) -> tuple[str, Spans]:
+    """Return along which axis a part is cut, and its spans: of its kind's axis, or what these reach of another."""
+    kind_axis = part.kind.axis
+    if kind_axis in part.axes:
+        return kind_axis, inner
+    reaches = ((axis, reach) for reader in body for (_, axis), reach in reader.reach.items() if axis in part.axes)
+    axis, reach = next((axis, reach) for axis, reach in reaches if axis != ROW)
+    return axis, reach({kind_axis: inner})
 
 
 def _tiles(plan: BlockPlan) -> tuple[Spans, Spans]:
