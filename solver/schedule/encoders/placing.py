@@ -112,9 +112,10 @@ def stage_parts(
                 inner = placed[0].part.reads[0]
                 given[inner.name] = (inner, own.behind(plan, inner).box(inner))
             if part.stop != both.stop:
-                placed = placed[: _second_half(placed)]
-                layers.append((span, [*some, *placed]))
-                inner = placed[-1].part.writes
+                *placed, last = placed[: _second_half(placed)]
+                inner = last.part.writes
+                last = replace(last, axis=ROW, spans=own.behind(plan, inner).spans)
+                layers.append((span, [*some, *placed, last]))
                 left = {value.name: own.behind(plan, value).box(value) for value in (x, inner)}
                 return StageParts(given, left, layers, {}, own.active.sum())
             some += placed
