@@ -30,8 +30,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from solver.cluster.curves import Floats
-from solver.schedule.exchange import Mask, Network
-from solver.schedule.timing import RESTED, TINY_S, Machine
+from solver.schedule.exchange import Exchange, Mask, Network, largest_other
+from solver.schedule.timing import PASSING, RESTED, TINY_S, Machine
 
 MOST_GAINED = 0.5  # of what a rank computes: by how much it is faster after a wait, at most
 
@@ -79,11 +79,18 @@ class Messages:
         From each to each, piece by piece.
     sending, taking : [..., p]
         The seconds in which every rank handles what it sends, and what comes.
+    working : [..., p, p]
+        The seconds in which each computes with what it has from each, itself among them, as it comes; None: it does
+        so when all is there.
+    routed
+        How it travels, if not from its owners to all; `moved` has what is passed on, too.
     """
 
     moved: Floats
     sending: Floats
     taking: Floats
+    working: Floats | None = None
+    routed: Exchange | None = None
 
     @cached_property
     def leaving(self) -> Floats:
@@ -132,8 +139,21 @@ def exchanged(machine: Machine, now: Moment, messages: Messages, unrest: Floats 
     arrival = _arrivals(machine.network, messages, now.computed_at)
     done = now.ready + messages.sending
     moments = np.where(_same(machine.devices), done[..., None, :], np.where(arrival > 0, arrival, -np.inf))
+    if messages.working is not None:
+        moments = _worked(moments, messages.working)
+        done = done + messages.working.sum(-2)
     begin = _latest(_late_scale(machine), unrest, moments)
     return Moment(begin + messages.taking, now.computed_at, begin - done)
+
+
+def _worked(moments: Floats, working: Floats) -> Floats:
+    """Return when a rank has computed with everything if it waited for each alone, and has all that comes later then.
+
+    It computes with what it has in the order in which that comes, [..., sender, receiver].
+    """
+    order = np.argsort(moments, -2)
+    left = np.take_along_axis(working, order, -2)[..., ::-1, :].cumsum(-2)[..., ::-1, :]
+    return np.asarray(np.take_along_axis(moments, order, -2) + left)
 
 
 def computed(machine: Machine, now: Moment, pieces: Floats, unrest: Floats | float = 1.0) -> Moment:
@@ -170,6 +190,8 @@ def _late_scale(machine: Machine) -> float:
 
 def _arrivals(network: Network, messages: Messages, computed_at: Floats) -> Floats:
     """Return when what a rank sends another is there, [..., sender, receiver]; 0 where it sends nothing."""
+    if messages.routed is not None:
+        return _by_route(network, messages.routed, computed_at)
     moved, sent, received = messages.moved, messages.leaving, messages.received
     out = np.zeros(received.shape)
     arrival = np.zeros((*received.shape, received.shape[-1]))
@@ -187,6 +209,27 @@ def _arrivals(network: Network, messages: Messages, computed_at: Floats) -> Floa
     full = np.where(received > 0, begun + received / network.bandwidth + network.latency_s, 0.0)
     is_last = last[..., None, :] == np.arange(received.shape[-1])[:, None]
     return np.asarray(np.maximum(arrival, is_last * full[..., None, :]))
+
+
+def _by_route(network: Network, exchange: Exchange, computed_at: Floats) -> Floats:
+    """Return when every rank has all that comes, as if it were from the rank that is the last to send."""
+    first, last = computed_at[..., 0, :], computed_at[..., -1, :]
+    # Who passes a tile on does it when a tile of its own is done: half of one later, on average.
+    tile = (last - first) / np.maximum(exchange.tiles - 1, 1)
+    begun = first + tile * PASSING * (exchange.hops - 1) * (exchange.tiles > 1)
+    done = (last + exchange.last_seconds(network)) * (exchange.sent > 0)
+    arrived = np.maximum(largest_other(done), exchange.arrival(network, begun))
+    found = np.zeros((*arrived.shape, arrived.shape[-1]))
+    ranks = np.arange(arrived.shape[-1])
+    for rank in ranks:
+        others = np.where(ranks == rank, -1.0, done)
+        np.put_along_axis(
+            found[..., rank],
+            others.argmax(-1)[..., None],
+            np.where(exchange.received > 0, arrived, 0.0)[..., rank, None],
+            -1,
+        )
+    return found
 
 
 def _latest(scale: float, unrest: Floats | float, moments: Floats) -> Floats:
