@@ -48,16 +48,20 @@ class Moment:
         When each had computed the pieces of what it sends.
     waited : [..., p]
         How long each has waited since.
+    sent_at : [..., p]
+        When its link has sent all that was to be sent.
     """
 
     ready: Floats
     computed_at: Floats
     waited: Floats
+    sent_at: Floats
 
     @classmethod
-    def at(cls, ready: Floats) -> Moment:
+    def at(cls, ready: Floats, sent_at: Floats | None = None) -> Moment:
         """Return that all have computed what they send, as one piece, when they are ready."""
-        return cls(ready, ready[..., None, :], np.zeros(ready.shape))
+        nothing = np.zeros(ready.shape)
+        return cls(ready, ready[..., None, :], nothing, nothing if sent_at is None else sent_at)
 
     @property
     def last(self) -> Floats:
@@ -66,7 +70,7 @@ class Moment:
 
     def later(self, seconds: Floats) -> Moment:
         """Return the same, so many seconds later, [..., 1]."""
-        return Moment(self.ready + seconds, self.computed_at + seconds[..., None], self.waited)
+        return Moment(self.ready + seconds, self.computed_at + seconds[..., None], self.waited, self.sent_at + seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +84,8 @@ class Messages:
     sending, taking : [..., p]
         The seconds in which every rank handles what it sends, and what comes.
     working : [..., p, p]
-        The seconds in which each computes with what it has from each, itself among them, as it comes; None: it does
-        so when all is there.
+        The seconds in which each computes with what it has from each, itself among them, as it comes: it has done so
+        with what comes last when it has done so with all else. None: it does when all is there.
     routed
         How it travels, if not from its owners to all; `moved` has what is passed on, too.
     """
@@ -109,7 +113,8 @@ class Messages:
 
     def wire_s(self, network: Network) -> Floats:
         """Return how long until every rank has what comes, [..., p], if all have computed everything; 0 for nothing."""
-        return np.asarray(_arrivals(network, self, np.zeros(self.moved.shape[:-1])).max(-2))
+        computed_at = np.zeros(self.moved.shape[:-1])
+        return np.asarray(_arrivals(network, self, computed_at, np.zeros(self.sending.shape))[0].max(-2))
 
 
 TurnPart = Floats | Messages  # what ranks do: the seconds of its pieces, [..., pieces, p], or what they exchange
@@ -136,24 +141,14 @@ def advanced(machine: Machine, now: Moment, parts: Iterable[TurnPart], unrest_s:
 
 def exchanged(machine: Machine, now: Moment, messages: Messages, unrest: Floats | float = 1.0) -> Moment:
     """Return when ranks have what comes, and have handled it; these moments have so much of the devices' jitter."""
-    arrival = _arrivals(machine.network, messages, now.computed_at)
+    arrival, sent_at = _arrivals(machine.network, messages, now.computed_at, now.sent_at)
     done = now.ready + messages.sending
     moments = np.where(_same(machine.devices), done[..., None, :], np.where(arrival > 0, arrival, -np.inf))
     if messages.working is not None:
-        moments = _worked(moments, messages.working)
         done = done + messages.working.sum(-2)
+        moments = np.where(_same(machine.devices), done[..., None, :], moments + messages.working)
     begin = _latest(_late_scale(machine), unrest, moments)
-    return Moment(begin + messages.taking, now.computed_at, begin - done)
-
-
-def _worked(moments: Floats, working: Floats) -> Floats:
-    """Return when a rank has computed with everything if it waited for each alone, and has all that comes later then.
-
-    It computes with what it has in the order in which that comes, [..., sender, receiver].
-    """
-    order = np.argsort(moments, -2)
-    left = np.take_along_axis(working, order, -2)[..., ::-1, :].cumsum(-2)[..., ::-1, :]
-    return np.asarray(np.take_along_axis(moments, order, -2) + left)
+    return Moment(begin + messages.taking, now.computed_at, begin - done, sent_at)
 
 
 def computed(machine: Machine, now: Moment, pieces: Floats, unrest: Floats | float = 1.0) -> Moment:
@@ -164,14 +159,14 @@ def computed(machine: Machine, now: Moment, pieces: Floats, unrest: Floats | flo
         seconds = np.maximum(seconds - faster, (1 - MOST_GAINED) * seconds)
     ready = now.ready + seconds
     if pieces.shape[-2] == 1:
-        return Moment.at(ready)
+        return Moment.at(ready, now.sent_at)
     after = [pieces[..., number + 1 :, :].sum(-2) for number in range(pieces.shape[-2])]
-    return Moment(ready, ready[..., None, :] - np.stack(after, -2), np.zeros(ready.shape))
+    return Moment(ready, ready[..., None, :] - np.stack(after, -2), np.zeros(ready.shape), now.sent_at)
 
 
 def waited_for(machine: Machine, now: Moment, messages: Messages) -> list[int]:
     """Return for whose messages every rank waits last; itself, if it waits for none."""
-    arrival = _arrivals(machine.network, messages, now.computed_at)
+    arrival, _ = _arrivals(machine.network, messages, now.computed_at, now.sent_at)
     np.fill_diagonal(arrival, now.ready + messages.sending)
     return [int(rank) for rank in arrival.argmax(0)]
 
@@ -188,12 +183,15 @@ def _late_scale(machine: Machine) -> float:
     return float(machine.late_scale(every)[0]) if machine.devices > 1 else 0.0
 
 
-def _arrivals(network: Network, messages: Messages, computed_at: Floats) -> Floats:
-    """Return when what a rank sends another is there, [..., sender, receiver]; 0 where it sends nothing."""
+def _arrivals(network: Network, messages: Messages, computed_at: Floats, sent_at: Floats) -> tuple[Floats, Floats]:
+    """Return when what a rank sends another is there, [..., sender, receiver], 0 where it sends nothing.
+
+    And when each link has sent what was to be sent; it begins when it has sent what was before.
+    """
     if messages.routed is not None:
-        return _by_route(network, messages.routed, computed_at)
+        return _by_route(network, messages.routed, np.maximum(computed_at, sent_at[..., None, :])), sent_at
     moved, sent, received = messages.moved, messages.leaving, messages.received
-    out = np.zeros(received.shape)
+    out = sent_at
     arrival = np.zeros((*received.shape, received.shape[-1]))
     for number in range(moved.shape[-3]):
         own, at = sent[..., number, :], computed_at[..., number, :]
@@ -208,7 +206,7 @@ def _arrivals(network: Network, messages: Messages, computed_at: Floats) -> Floa
     begun = np.where(from_whom, computed_at[..., 0, :, None], np.inf).min(-2)
     full = np.where(received > 0, begun + received / network.bandwidth + network.latency_s, 0.0)
     is_last = last[..., None, :] == np.arange(received.shape[-1])[:, None]
-    return np.asarray(np.maximum(arrival, is_last * full[..., None, :]))
+    return np.asarray(np.maximum(arrival, is_last * full[..., None, :])), out
 
 
 def _by_route(network: Network, exchange: Exchange, computed_at: Floats) -> Floats:

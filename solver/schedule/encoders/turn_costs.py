@@ -166,16 +166,23 @@ class _Costs:
 
     def turns(self, steps: Sequence[AnyStep]) -> Iterator[ClockTurn]:
         """Yield turns: computations and the exchanges after them, with what is computed as that comes."""
+        exchanging = {step.run for step in steps if isinstance(step, ExchangeStep)}
         nothing = np.zeros((1, self.s.devices))
         pieces, names, exchanges, last = nothing, list[str](), list[ExchangeStep](), steps[0]
         for step in steps:
-            if step.run != last.run and not exchanges:  # layers of which there are others
-                yield ClockTurn((pieces,), "", tuple(names), last.layers, last.repeats)
-                pieces, names = nothing, []
-            last = step
             if isinstance(step, ExchangeStep):
+                if step.value.name in {before.value.name for before in exchanges}:  # it goes on with what came
+                    yield self._turn(pieces, names, exchanges, None, ())
+                    pieces, names, exchanges = nothing, [], []
+                if last.run != step.run and last.run not in exchanging and last.repeats > 1:
+                    yield ClockTurn((pieces,), "", tuple(names), last.layers, last.repeats - 1)
                 exchanges.append(step)
                 continue
+            if step.run != last.run and not exchanges:  # it is done as often as other layers
+                if pieces.any():
+                    yield ClockTurn((pieces,), "", tuple(names), last.layers, last.repeats)
+                pieces, names = nothing, []
+            last = step
             made, roles = self.computed(step, exchanges[-1] if exchanges else None), _names(step)
             if exchanges:
                 meanwhile = [] if made.working is None else roles
@@ -207,7 +214,8 @@ class _Costs:
             if step.as_comes in reads or reads & late:
                 late.add(own.part.writes.name)
         working = seconds_of(self.bank, comes) if comes else None
-        return Computed(working, np.atleast_2d(seconds_of(self.bank, later) + np.zeros(self.s.devices)))
+        pieces = np.atleast_2d(seconds_of(self.bank, later) + np.zeros(self.s.devices))
+        return Computed(working, _even(pieces) if step.placed[-1].in_tiles else pieces)
 
     def _turn(
         self, pieces: Floats, names: Sequence[str], exchanges: Sequence[ExchangeStep], working: Floats | None,
@@ -255,6 +263,12 @@ def _keys(own: PlacedPart, region: Region, rows: Floats) -> Floats:
     return np.zeros(rows.shape) if seen is None else lengths(own.part.needs(region)[seen][ROW]).astype(float)
 
 
+def _even(amounts: Floats) -> Floats:
+    """Return blocks as if they were equally large where there are some, as the planner's tables count them."""
+    some = amounts > 0
+    return np.asarray(some * amounts.sum(0) / np.maximum(some.sum(0), 1))
+
+
 def _with_each(own: PlacedPart, region: Region, coming: ExchangeStep) -> PartWork:
     """Return what is computed of a part with what comes from each, [p, p]; what reads nothing of that with the own."""
     (name, part), work = (coming.value.name, own.part), _work(own, region)
@@ -262,7 +276,7 @@ def _with_each(own: PlacedPart, region: Region, coming: ExchangeStep) -> PartWor
         return PartWork(own, np.diag(work.rows[0]), np.diag(work.keys[0]), work.units)
     wanted = part.needs(region)[name][ROW]
     common = sum(overlaps({ROW: piece[ROW]}, {ROW: wanted})[0] for piece in coming.have)
-    found = np.asarray(common, float)
+    found = _even(np.asarray(common, float))
     if (name, ROW) in part.reach:
         return PartWork(own, work.rows[0] * (found > 0), found, work.units)
     return PartWork(own, found, found, work.units)
