@@ -158,11 +158,6 @@ class _Before:
         self.names += names
         self.last = step
 
-    def alone(self, but: int = 0) -> Iterator[ClockTurn]:
-        """Yield the turn without exchange that they are, all but so many times; none where nothing is computed."""
-        if self.last is not None and self.pieces.any() and self.last.repeats > but:
-            yield ClockTurn((self.pieces,), "", tuple(self.names), self.last.layers, self.last.repeats - but)
-
 
 def request_turns(s: Setting, plan: Plan) -> tuple[list[int], list[ClockTurn]]:
     """Return what ranks do with a request under a plan of one stage, turn by turn; and which ranks."""
@@ -186,32 +181,31 @@ class _Costs:
     def turns(self, steps: Sequence[AnyStep]) -> Iterator[ClockTurn]:
         """Yield turns: computations and the exchanges after them, with what is computed as that comes.
 
-        What a layer computes last stands before the first exchange of the next, which is alike. Of layers without
-        exchanges what they compute stands alone.
+        What a layer computes last stands before the first exchange of the next, which is alike; what layers without
+        exchanges compute, once.
         """
         exchanging = {step.run for step in steps if isinstance(step, ExchangeStep)}
         exchanges, before = list[ExchangeStep](), _Before(self.s.devices)
         for step in steps:
-            alone = not exchanges and before.last is not None and before.last.run not in {step.run, *exchanging}
             if isinstance(step, ExchangeStep):
                 if step.value.name in {other.value.name for other in exchanges}:  # it goes on with what came
                     yield self._turn(before, exchanges, None, ())
                     exchanges, before = [], _Before(self.s.devices)
-                if alone:
-                    yield from before.alone(1)
                 exchanges.append(step)
                 continue
-            if alone:
-                yield from before.alone()
-                before = _Before(self.s.devices)
             made, roles = self.computed(step, exchanges[-1] if exchanges else None), _names(step)
             if exchanges:
                 meanwhile = [] if made.working is None else roles
                 yield self._turn(before, exchanges, made.working, meanwhile)
                 exchanges, before = [], _Before(self.s.devices)
                 roles = roles[len(meanwhile) :]
+            if step.repeats > 1 and step.run not in exchanging:
+                yield ClockTurn((made.pieces,), "", tuple(roles), step.layers, step.repeats - 1)
             before.add(step, roles, made.pieces)
-        yield from [self._turn(before, exchanges, None, ())] if exchanges else before.alone()
+        if exchanges:
+            yield self._turn(before, exchanges, None, ())
+        elif before.last is not None and before.pieces.any():
+            yield ClockTurn((before.pieces,), "", tuple(before.names), before.last.layers)
 
     def computed(self, step: ComputeStep, exchange: ExchangeStep | None) -> Computed:
         """Return what a computation takes, after an exchange.
