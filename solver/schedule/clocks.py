@@ -96,6 +96,11 @@ class Messages:
     working: Floats | None = None
     routed: Exchange | None = None
 
+    @property
+    def worked(self) -> Floats | float:
+        """The seconds in which every rank computes with what it has from each, [..., p]."""
+        return 0.0 if self.working is None else self.working.sum(-2)
+
     @cached_property
     def leaving(self) -> Floats:
         """Bytes that every rank sends of its pieces, [..., pieces, p]."""
@@ -145,7 +150,7 @@ def exchanged(machine: Machine, now: Moment, messages: Messages, unrest: Floats 
     done = now.ready + messages.sending
     moments = np.where(_same(machine.devices), done[..., None, :], np.where(arrival > 0, arrival, -np.inf))
     if messages.working is not None:
-        done = done + messages.working.sum(-2)
+        done = done + messages.worked
         moments = np.where(_same(machine.devices), done[..., None, :], moments + messages.working)
     begin = _latest(_late_scale(machine), unrest, moments)
     return Moment(begin + messages.taking, now.computed_at, begin - done, sent_at)

@@ -17,18 +17,21 @@ import numpy as np
 from solver.base.spans import Partition, Span
 from solver.model.blocks import Block, Cut
 from solver.model.kinds.norm import NORM
-from solver.model.kinds.part import HIDDEN, ROW, WHOLE, Part, Region, Spans, Value, whole
+from solver.model.kinds.part import HIDDEN, PAIR, ROW, WHOLE, Part, Region, Spans, Value, whole
 from solver.model.layers import in_sub_blocks, over_tiles, parts_of_blocks
 from solver.model.spec import ModelSpec, Run, layer_prefixes
 from solver.model.sublayers import HALVES
 from solver.plan.holdings import alike
 from solver.plan.plan import BlockPlan, Keys, LayerPlan, Plan, Stage
 from solver.plan.routes import Route
-from solver.schedule.regions import some_have, taking, within
+from solver.schedule.regions import some_have, taking
 from solver.schedule.schedule import WITH_READER, AnyStep, ComputeStep, ExchangeStep, PlacedPart, schedule
 
 STREAM = "stream"  # the name of what a stage begins with
-HAND_OUT, HAND_IN = "hand out", "hand in"  # exchanges with rank 0
+# What exchanges are called: with rank 0; of summands, and where all get the sums in two steps the second.
+HAND_OUT, HAND_IN = "hand out", "hand in"
+REDUCE, SPREAD_SUMS = "reduce", "gather sums"
+WORDS = {PAIR: "K, V"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +108,7 @@ def stage_parts(
     x = replace(spec.run(stage.span.start).blocks[0].stream, hidden=spec.hidden).value(STREAM, sum(requests))
     lies = lies or own.before(stage, some, x)
     given, left, layers = {x.name: (x, lies.box(x))}, dict[str, Region](), list[tuple[Span, list[PlacedPart]]]()
+    names = dict[str, str]()
     for span, layer in _runs(spec, stage) if folded else _each(stage, some or stage.span):
         run, halves, every = spec.run(span.start), stage.part(span.start), list[PlacedPart]()
         for place, (block, plan) in enumerate(zip(run.blocks, layer, strict=True)):
@@ -114,6 +118,7 @@ def stage_parts(
                 continue
             parts, after = _parts(run, span.start, block, own.requests, x)
             placed, behind = own.placed(parts, plan, lies), own.behind(plan, after)
+            names |= _names(placed, plan, x, lies)
             second = next(number for number, one in enumerate(placed) if one.part.cut)
             if part.start != both.start:  # it begins with what another stage has made within it
                 (inner,), placed = placed[second].part.reads, placed[second:]
@@ -126,7 +131,7 @@ def stage_parts(
             every += placed
             x, lies = after, behind
         layers.append((span, every))
-    return StageParts(given, left | {x.name: lies.box(x)}, lies, layers, {}, int(own.active.sum()))
+    return StageParts(given, left | {x.name: lies.box(x)}, lies, layers, names, int(own.active.sum()))
 
 
 def request_steps(spec: ModelSpec, plan: Plan, rows: int, *, folded: bool = True) -> tuple[list[int], list[AnyStep]]:
@@ -138,11 +143,12 @@ def request_steps(spec: ModelSpec, plan: Plan, rows: int, *, folded: bool = True
     crew = sorted({0, *stage.active})
     parts = stage_parts(spec, stage, crew, (rows,), plan.tile_rows, folded=folded)
     ((x, lies),) = parts.given.values()
-    embedded = some_have(x, [0], len(crew))
-    handed = [] if within(lies, embedded).all() else [ExchangeStep(HAND_OUT, x, (embedded,), lies)]
     (last,) = parts.left
-    in_hand = replace(parts, left={last: embedded}, names={**parts.names, last: HAND_IN})
-    return crew, [ComputeStep(()), *handed, *in_hand.steps()]
+    root = some_have(x, [0], len(crew))
+    steps = replace(parts, left={last: root}, names={**parts.names, last: HAND_IN}).steps()
+    is_there = not isinstance(steps[-1], ExchangeStep) or steps[-1].name != HAND_IN
+    handed = [ExchangeStep(HAND_IN, x, (root,), root)] if is_there else []
+    return crew, [ComputeStep(()), ExchangeStep(HAND_OUT, x, (root,), lies), *steps, *handed]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,7 +247,6 @@ class _Placing:
             grid = {HIDDEN: columns}
             summed, added = zip(*(over_tiles(part) for part in body if x in part.reads), strict=True)
             body = [*summed, *added, *(part for part in body if x not in part.reads)]
-        lone = int((inner[..., 1] > inner[..., 0]).sum()) == 1
         for part in body:
             if x in part.reads:
                 axis, spans = _cut_axis(body, part, tile)
@@ -251,7 +256,8 @@ class _Placing:
                 assert columns is not None
                 yield self._cut(part, HIDDEN, columns, tile_rows=None)
             elif part.cut and plan.cut is not Cut.TO_ROWS:
-                yield self._cut(part, part.kind.axis, tile, begins=not lone, also=grid)
+                # It is made in pieces: what it reads is there before.
+                yield self._cut(part, part.kind.axis, tile, begins=len(self.crew) > 1, also=grid)
             elif part.cut or any(part.writes in reader.reads and not reader.cut for reader in body):
                 yield PlacedPart(part, WITH_READER)
             else:
@@ -265,6 +271,31 @@ def _parts(run: Run, number: int, block: Block, requests: tuple[int, ...], x: Va
     if run.parts > 1:
         return in_sub_blocks(names, block.kind.asked(requests), block.stream, x)
     return parts_of_blocks([(names[0], block.kind.asked(requests))], block.stream, x, normed_apart=True)
+
+
+def _names(placed: Sequence[PlacedPart], plan: BlockPlan, x: Value, before: Lies) -> dict[str, str]:
+    """Return what exchanges of a block are called: those of the stream, and of what is made of it."""
+    shares = plan.cut in (Cut.BLOCK, Cut.TO_ROWS, Cut.COLUMNS)
+    gathers = shares or plan.cut is Cut.WHOLE or plan.keys is not None
+    rows = "columns to tiles" if plan.cut is Cut.GRID else "gather rows" if gathers else "move rows"
+    if HIDDEN in (before.axis, placed[-1].axis):
+        rows = "gather columns" if placed[-1].axis != HIDDEN else "deal columns out"
+    normed = {own.part.writes.name for own in placed if own.part.role == NORM and own.axis == ROW}
+    found = {x.name: "move residual" if normed else rows, **dict.fromkeys(normed, rows)}
+    between = {Cut.TO_ROWS: "to rows", Cut.COLUMNS: "gather inner columns", Cut.GRID: "spread"}.get(plan.cut, "")
+    for own in placed:
+        name = own.part.writes.name
+        word = name.rpartition("/")[2]
+        if own.also and not own.part.cut:
+            found[name] = "add up"
+        elif own.part.cut:
+            found[name] = "gather columns" if plan.cut is Cut.COLUMNS else REDUCE
+        elif plan.cut is Cut.ROWS and own.axis == ROW and name not in normed:
+            found[name] = f"gather {WORDS.get(word, word)}"
+        elif between and name not in found:
+            word = "contexts" if word == "contexts" else "columns"
+            found[name] = f"{word} {between}" if plan.cut is Cut.TO_ROWS else between
+    return {**found, placed[-1].part.writes.name: HAND_IN}
 
 
 def _cut_axis(body: Sequence[Part], part: Part, inner: Spans) -> tuple[str, Spans]:

@@ -9,27 +9,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from solver.base.errors import HeptiError
 from solver.cluster.curves import Bank, Floats, Kernel
-from solver.model.kinds.attention import FULL_CONTEXTS
+from solver.model.kinds.attention import FULL_CONTEXTS, FULL_KEYS
+from solver.model.kinds.norm import NORM
 from solver.model.kinds.part import HIDDEN, ROW, Part, Region, TensorUse
 from solver.model.spec import ImageInput
 from solver.plan.plan import Plan, Wire
 from solver.plan.routes import Route
 from solver.schedule.clocks import Messages
-from solver.schedule.encoders.placing import request_steps
+from solver.schedule.encoders.placing import HAND_IN, HAND_OUT, REDUCE, SPREAD_SUMS, request_steps
 from solver.schedule.encoders.setting import Setting
 from solver.schedule.exchange import Exchange, gather
+from solver.schedule.price import PricedStep
 from solver.schedule.regions import lengths, overlaps
 from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep, PlacedPart
-from solver.schedule.timing import cpu_seconds
-from solver.schedule.turns import ClockTurn
+from solver.schedule.timing import Times, cpu_seconds
+from solver.schedule.turns import ClockTurn, priced
 
-EMBED = "embed"
+# What parts compute, in words, by their roles, where those do not say it; of what no table tells nothing.
+WORDS: Mapping[str, tuple[str, ...]] = {
+    FULL_KEYS: ("K, V",), "queries": ("Q",), FULL_CONTEXTS: ("attention",), "up": ("up", "activation"), NORM: (),
+    "join": ("bias, residual, norm",), "summed up": ("first product",), f"summed {FULL_KEYS}": ("first product",),
+    "summed queries": (), "added up": ("activation",), f"added {FULL_KEYS}": (), "added queries": (),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,8 +163,43 @@ class _Before:
     def add(self, step: ComputeStep, names: Sequence[str], pieces: Floats) -> None:
         """Add one."""
         self.pieces = np.concatenate([self.pieces.sum(0, keepdims=True) + pieces[:1], pieces[1:]])
-        self.names += names
+        if self.names[-len(names) :] != names:  # else it is a layer like the one before
+            self.names += names
         self.last = step
+
+
+def schedule_price(s: Setting, plan: Plan) -> tuple[PricedStep, ...]:
+    """Return the turns of a request under a plan of one stage with what they take, those of layers alike as one.
+
+    Raises
+    ------
+    HeptiError
+        If the plan has several stages, or its stage not all devices.
+    """
+    if not plan.in_one:
+        raise HeptiError(f"the plan has {len(plan.stages)} stages, or not all devices in one: price it as a pipeline")
+    crew, turns = request_turns(s, plan)
+
+    def of_all(values: Floats) -> Floats:
+        found = np.zeros(s.devices)
+        found[crew] = values
+        return found
+
+    ends = {HAND_OUT: "start", HAND_IN: "end"}
+    found = []
+    for step in priced(s.only(np.array(crew)).machine, turns):
+        layers = f"layer{'s' * ('-' in step.layers)} {step.layers or plan.stages[0].span.start}"
+        end = np.full(s.devices, step.times.end.max())
+        times = Times(of_all(step.times.compute), of_all(step.times.exchange), end)
+        sent, received = of_all(step.sent), of_all(step.received)
+        own = replace(step, layers=ends.get(step.name, layers), times=times, sent=sent, received=received)
+        found.append(own)
+    return tuple(found)
+
+
+def schedule_seconds(s: Setting, plan: Plan) -> float:
+    """Return the seconds of a request; errors as of `schedule_price`."""
+    return math.fsum(step.repeats * float(step.times.end.max()) for step in schedule_price(s, plan))
 
 
 def request_turns(s: Setting, plan: Plan) -> tuple[list[int], list[ClockTurn]]:
@@ -248,7 +291,8 @@ class _Costs:
         pieces = pieces + encode * leaving / np.maximum(leaving.sum(0), 1)
         after = decode + add if adds else np.zeros(self.s.devices)
         handled = Messages(moved, messages if adds else messages + decode, after, working, routed)
-        return ClockTurn((pieces, handled), first.name, (*before.names, *meanwhile), first.layers, first.repeats)
+        name = SPREAD_SUMS if first.name == REDUCE and not before.names and not first.partial else first.name
+        return ClockTurn((pieces, handled), name, (*before.names, *meanwhile), first.layers, first.repeats)
 
     def _embedding(self) -> Floats:
         """Return the seconds in which rank 0 embeds; also where it takes no part in the layers."""
@@ -311,5 +355,12 @@ def _routed(moved: Floats, route: Route) -> Exchange:
 
 
 def _names(step: ComputeStep) -> list[str]:
-    """Return the roles of parts that are computed."""
-    return [own.part.role for own, _ in step.walked[0]]
+    """Return what is computed, in words."""
+    found = [] if step.placed else ["embed"]
+    for own, _ in step.walked[0]:
+        for word in WORDS.get(own.part.role, (own.part.role,)):
+            if word == "Q" and found[-1:] == ["K, V"]:
+                found[-1] = "Q, K, V"  # one product
+            else:
+                found.append(word)
+    return found
