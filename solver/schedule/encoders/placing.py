@@ -35,7 +35,7 @@ WORDS = {PAIR: "K, V"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lies:
+class StreamLies:
     """How the stream lies: along which axis ranks have some of it, or `WHOLE`, and their spans [1, p, 2]."""
 
     axis: str
@@ -68,7 +68,7 @@ class StageParts:
 
     given: Mapping[str, tuple[Value, Region]]
     left: Mapping[str, Region]
-    lies: Lies
+    lies: StreamLies
     layers: Sequence[tuple[Span, Sequence[PlacedPart]]]
     names: Mapping[str, str]
     active: int
@@ -84,7 +84,7 @@ class StageParts:
 
 def stage_parts(
     spec: ModelSpec, stage: Stage, crew: Sequence[int], requests: Sequence[int], tile_rows: int = 0, *,
-    some: Span | None = None, lies: Lies | None = None, folded: bool = False,
+    some: Span | None = None, lies: StreamLies | None = None, folded: bool = False,
 ) -> StageParts:  # fmt: skip
     """Return the parts of a stage's layers over a batch, as its crew cuts them.
 
@@ -166,7 +166,7 @@ class _Placing:
         has = self.stage.active
         return taking([rank for rank, device in enumerate(self.crew) if device in has], len(self.crew))
 
-    def before(self, stage: Stage, some: Span | None, x: Value) -> Lies:
+    def before(self, stage: Stage, some: Span | None, x: Value) -> StreamLies:
         """Return how the stream lies before layers of a stage, where nobody says so."""
         if some is not None and some.start > stage.span.start:
             return self.behind((stage.layer(some.start - 1) or ())[-1], x)
@@ -174,19 +174,19 @@ class _Placing:
         if found.axis != HIDDEN:
             return found
         dealer = int(self.active[0, :, 0].argmax())
-        return Lies(WHOLE, taking([dealer], len(self.crew)) * whole(1))
+        return StreamLies(WHOLE, taking([dealer], len(self.crew)) * whole(1))
 
-    def behind(self, plan: BlockPlan, x: Value) -> Lies:
+    def behind(self, plan: BlockPlan, x: Value) -> StreamLies:
         """Return how the stream lies after a block."""
         own = plan.only(self.crew)
         if own.rows is not None:
-            return Lies(ROW, _spans(Partition.of_shares(own.rows, sum(self.requests))))
+            return StreamLies(ROW, _spans(Partition.of_shares(own.rows, sum(self.requests))))
         if own.cut is Cut.SUB_BLOCKS:
             assert own.inner is not None
-            return Lies(HIDDEN, _spans(own.inner) * (x.shape[1] // own.inner.total))
-        return Lies(WHOLE, self.active * whole(1))
+            return StreamLies(HIDDEN, _spans(own.inner) * (x.shape[1] // own.inner.total))
+        return StreamLies(WHOLE, self.active * whole(1))
 
-    def placed(self, parts: Sequence[Part], plan: BlockPlan, before: Lies) -> list[PlacedPart]:
+    def placed(self, parts: Sequence[Part], plan: BlockPlan, before: StreamLies) -> list[PlacedPart]:
         """Return the parts of a block as its plan cuts them, where the stream lies so before it."""
         own, after = plan.only(self.crew), self.behind(plan, parts[-1].writes)
         *body, join = parts
@@ -273,7 +273,7 @@ def _parts(run: Run, number: int, block: Block, requests: tuple[int, ...], x: Va
     return parts_of_blocks([(names[0], block.kind.asked(requests))], block.stream, x, normed_apart=True)
 
 
-def _names(placed: Sequence[PlacedPart], plan: BlockPlan, x: Value, before: Lies) -> dict[str, str]:
+def _names(placed: Sequence[PlacedPart], plan: BlockPlan, x: Value, before: StreamLies) -> dict[str, str]:
     """Return what exchanges of a block are called: those of the stream, and of what is made of it."""
     shares = plan.cut in (Cut.BLOCK, Cut.TO_ROWS, Cut.COLUMNS)
     gathers = shares or plan.cut is Cut.WHOLE or plan.keys is not None
