@@ -35,41 +35,24 @@ Made = TypeVar("Made")
 Makes = Callable[[BlockShare, BlockWeights], Made]
 
 
+Roles = tuple[str, ...]  # of consecutive parts
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockKernels:
     """A rank's share of one block, ready to compute.
 
     Parameters
     ----------
-    into
-        The first products. Of attention by rows: K and V together, then Q; Q alone where K and V are avoided. Of
-        attention by heads: all three at once. Of the MLP: up and its activation; by rows nothing, since `last` has it.
-        Of cut grid: without bias and activation, which go on the sum.
-    into_bias
-        Of cut grid: that bias, of the columns that the rank adds up.
-    out
-        The second product, without bias: of all rows and some inner columns, a summand; or some output columns. Not
-        used by rows, where `last` has it.
-    last
-        Makes the stream that leaves the block, given the residual. By rows it computes everything after the context
-        (attention), or the whole block (MLP); cut to rows, everything after the context or the inner columns. Under
-        other cuts it adds bias and residual, and norms.
-    norm
-        The norm in front, if there is one.
-    width
-        Columns between the two products.
+    graphs
+        By the roles of the parts that each computes, one after the other. Keys and values are one product.
     avoided
         K's and V's weights, where these are not projected.
     relative
         What distances between rows add to the scores of all heads, where they do.
     """
 
-    into: tuple[Graph, ...]
-    into_bias: Array
-    out: Graph
-    last: Graph
-    norm: Graph | None
-    width: int
+    graphs: Mapping[Roles, Graph]
     avoided: numpy_kernels.KeyWeights | None = None
     relative: Relative | None = None
 
@@ -96,35 +79,33 @@ def block_kernels(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockK
 
 def attention(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:
     """Make the kernels of multi-head attention."""
-    H, weight, bias, avoided = share.block.hidden, w["into"], w["into_bias"], None
-    if share.grid:
-        into = [make([Linear(np.ascontiguousarray(weight.T), None)])]
-    elif weight.size and share.avoided:
-        into = [make([Linear(weight[:H], bias[:H])])]
-        # K's bias adds the same to every score of a query, which a softmax does not see.
-        avoided = numpy_kernels.KeyWeights(weight[H : 2 * H], weight[2 * H :], bias[2 * H :])
-    elif weight.size and share.alone:
-        # K and V first: they travel while Q is computed.
-        into = [make([Linear(weight[rows], bias[rows])]) for rows in (slice(H, None), slice(H))]
-    else:
-        into = [make([Linear(weight, bias)])] * 2
-    kernels = finished(make, share, into, [Linear(w["out"], None)], w, weight.shape[0] // 3, avoided)
+    weight, bias, avoided = w["into"], w["into_bias"], None
+    H, width = share.block.hidden, len(weight) // 3
+    into: dict[Roles, Sequence[Operation]] = {}
+    if len(weight):
+        into["queries",] = [Linear(weight[:width], bias[:width])]
+        if share.avoided:
+            # K's bias adds the same to every score of a query, which a softmax does not see.
+            avoided = numpy_kernels.KeyWeights(weight[H : 2 * H], weight[2 * H :], bias[2 * H :])
+        else:
+            into[FULL_KEYS,] = [Linear(weight[width:], bias[width:])]
+    kernels = finished(make, share, into, {"output": Linear(w["out"], None)}, w)
     assert isinstance(share.block.kind, Attention)
     if not share.block.kind.buckets:
-        return kernels
-    return replace(kernels, relative=Relative(w["relative"].reshape(-1, share.block.kind.buckets)))
+        return replace(kernels, avoided=avoided)
+    return replace(
+        kernels, avoided=avoided, relative=Relative(w["relative"].reshape(-1, share.block.kind.buckets))
+    )
 
 
 def mlp(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:
     """Make the kernels of the feed-forward block."""
     assert isinstance(share.block.kind, Mlp)
     up, down = Linear(w["into"], w["into_bias"], share.block.kind.activation), Linear(w["out"], None)
-    if share.grid:
-        up = Linear(np.ascontiguousarray(w["into"].T), None)
     # By rows in one graph, but where another stage has the other half.
-    apart = not share.alone or not (w["into"].size and w["out"].size)
-    into, rest = ([make([up])], [down]) if apart else ([], [up, down])
-    return finished(make, share, into, rest, w, w["into"].shape[0])
+    if share.alone and len(w["into"]) and len(w["out"]):
+        return finished(make, share, {}, {"up": up, "down": down}, w)
+    return finished(make, share, {("up",): [up]} if len(w["into"]) else {}, {"down": down}, w)
 
 
 # By the class of a block's kind: what makes its kernels.
@@ -135,17 +116,24 @@ KINDS: dict[type[BlockKind], Callable[[MakeGraph, BlockShare, BlockWeights], Blo
 
 
 def finished(
-    make: MakeGraph, share: BlockShare, into: Sequence[Graph], rest: Sequence[Operation], w: BlockWeights, width: int,
-    avoided: numpy_kernels.KeyWeights | None = None,
+    make: MakeGraph, share: BlockShare, into: Mapping[Roles, Sequence[Operation]], rest: Mapping[str, Linear],
+    w: BlockWeights,
 ) -> BlockKernels:  # fmt: skip
-    """Make a block's kernels, of which `rest` are the products after `into`, and then come residual and norm."""
+    """Make a block's kernels, of which `rest` are the products after `into`, by their roles, and then come the join."""
     stream = share.block.stream
     norm = Norm(w["norm"], w["norm_bias"], stream.eps)
-    after: list[Operation] = [AddResidual(w["out_bias"]), *([norm] if stream.sum_norms else [])]
-    last = make([*rest, *after] if share.closes else after)
-    out = last if share.closes else make(rest)
-    in_front = make([norm]) if stream.pre_norms else None
-    return BlockKernels(tuple(into), w["into_bias"], out, last, in_front, width, avoided)
+    join: list[Operation] = [AddResidual(w["out_bias"]), *([norm] if stream.sum_norms else [])]
+    graphs = dict(into)
+    if stream.pre_norms:
+        graphs[NORM,] = [norm]
+    if all(own.weight.size for own in rest.values()):
+        if share.closes:
+            graphs[(*rest, JOIN)] = [*rest.values(), *join]
+        else:
+            graphs[(*rest,)] = [*rest.values()]
+    if not share.closes:
+        graphs[JOIN,] = join
+    return BlockKernels({roles: make(operations) for roles, operations in graphs.items()})
 
 
 def load(

@@ -7,7 +7,7 @@ all else is here: what is sent when, where it comes from and where it arrives.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
@@ -80,16 +80,12 @@ class Compiled(ABC):
         ]
 
     @abstractmethod
-    def _computing(self, step: OwnStep, called: Called) -> Sequence[CompiledCall]:
-        """Bind what computes a step, and return the calls."""
+    def _computing(self, step: OwnStep, called: Called) -> Iterable[tuple[str, CompiledCall]]:
+        """Bind what computes a step; give the calls, each with its name in traces, "" if it is not in them."""
 
     @abstractmethod
     def _coding(self, step: OwnExchange) -> Coding:
         """Return how the numbers of an exchange travel."""
-
-    def _name(self, step: OwnStep) -> str:
-        """Return what a computation is called in traces; "": it is not in them."""
-        return ""
 
     def _run(self) -> None:
         """Run all calls."""
@@ -117,10 +113,11 @@ class Compiled(ABC):
                 yield from (("", call) for call in (following.ending(sent) if following else ()))
                 following, sent = next(exchanges, None), 0
                 continue
-            name, ahead = self._name(step), following.exchange if following and following.own.ahead else None
+            ahead, name = following.exchange if following and following.own.ahead else None, ""
             if ahead and not sent:
                 yield "", ahead.post
-            yield from ((name, call) for call in self._computing(step, called))
+            for name, call in self._computing(step, called):
+                yield name, call
             if ahead:
                 yield name, partial(ahead.send, sent)
                 sent += 1
@@ -137,35 +134,39 @@ class Compiled(ABC):
         arrays = (array for item in items for _, array in (*item.pieces, *item.places))
         key = id(step), *(array.ctypes.data for array in arrays)
         if key not in self._exchanges:
+            scaled = step.steps[0].value.scaled if step.by_rows else 0
             exchange = RankExchange.of(
-                self._group, items, self._coding(step), by_rows=step.by_rows, equal=step.equal, rooms=self._rooms
+                self._group, items, self._coding(step), scaled=scaled, equal=step.equal, rooms=self._rooms
             )
-            self._exchanges[key] = BoundExchange(step, exchange, self._group, self._direct)
+            self._exchanges[key] = BoundExchange(step, exchange, self._direct)
         return self._exchanges[key]
 
 
 class BoundExchange:
     """An exchange between a rank's places.
 
+    These are written again in the pass: where it sends from there, it ends when that has left.
+
     Parameters
     ----------
     own, exchange
         The rank's part, and what runs it.
-    group, direct
+    direct
         As of `Compiled`.
     """
 
-    def __init__(self, own: OwnExchange, exchange: RankExchange, group: Group, direct: Direct | None) -> None:
+    def __init__(self, own: OwnExchange, exchange: RankExchange, direct: Direct | None) -> None:
         self.own, self.exchange = own, exchange
         self._at_once: list[CompiledCall] = [exchange.run]
         if direct is not None and own.by_sockets:
             self._at_once = [exchange.over(direct)]
-        elif own.by_rows:  # places are written again in this pass, and what is sent lies there
-            self._at_once.append(group.finish_sending)
+        elif own.by_rows:
+            self._at_once.append(exchange.sent)
 
     def ending(self, sent: int) -> list[CompiledCall]:
         """Return the calls after which all is here, when so many pieces have been sent already."""
         if not sent:
             return self._at_once
         exchange = self.exchange
-        return [*(partial(exchange.send, piece) for piece in range(sent, exchange.pieces)), exchange.finish]
+        last = [exchange.sent] if self.own.by_rows else []
+        return [*(partial(exchange.send, piece) for piece in range(sent, exchange.pieces)), exchange.finish, *last]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -83,8 +83,11 @@ class Program(Compiled):
     def _coding(self, step: OwnExchange) -> Coding:
         return self._wire if any(map(self._share.passes.coded, step.steps)) else EXACT
 
-    def _computing(self, step: OwnStep, called: Called) -> list[CompiledCall]:
+    def _computing(self, step: OwnStep, called: Called) -> Iterable[tuple[str, CompiledCall]]:
         assert isinstance(step, OwnCompute)
+        return (("", call) for call in self._calls(step, called))
+
+    def _calls(self, step: OwnCompute, called: Called) -> list[CompiledCall]:
         calls: list[CompiledCall] = []
         if not step.run:
             return calls
