@@ -168,10 +168,11 @@ class ExchangeStep(LayerStep):
     @property
     def row(self) -> Lengths | int:
         """How many numbers of a row rank i sends rank j, [n, i, j]: a row has a scale where it travels in few bits."""
-        last = self.value.axes[-1]
-        if last == NUMBER:
+        last = self.value.axes[-self.value.scaled :]
+        if last == (NUMBER,):
             return self.value.shape[-1]
-        common = [overlaps({last: own[last]}, {last: self.want[last]}) for own in self.have]
+        wanted = {axis: self.want[axis] for axis in last}
+        common = [overlaps({axis: own[axis] for axis in last}, wanted) for own in self.have]
         return np.asarray(np.maximum(np.max(common, axis=0), 1))
 
     @property
