@@ -8,8 +8,8 @@ and `kernels.ort.attend`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -19,16 +19,16 @@ from hepti_mpi.comm.wires import Coding
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.layers import BlockKernels
 from hepti_mpi.kernels import numpy_kernels
-from hepti_mpi.kernels.products import Backend
+from hepti_mpi.kernels.products import Backend, Graph
 from hepti_mpi.program.compiled import Compiled, CompiledCall
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
 from solver.model.kinds.attention import FULL_CONTEXTS, FULL_KEYS, Attention
-from solver.model.kinds.join import JOINED
-from solver.model.kinds.part import KV, ROW, Part, RankRegion, Value
+from solver.model.kinds.join import Join
+from solver.model.kinds.part import HEAD, KV, ROW, Part, RankRegion, Value
 from solver.plan.layout import Box
-from solver.schedule.places import OwnCompute, OwnExchange, OwnStep
-from solver.schedule.schedule import Called
+from solver.schedule.places import OwnCompute, OwnExchange, OwnStep, RankRun, Used, own_steps, places_of
+from solver.schedule.schedule import AnyStep, Called
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,8 +50,12 @@ class EncoderProgram(Compiled):
 
     Parameters
     ----------
-    share
-        What it computes, step by step, and what it holds for that.
+    steps
+        What all do.
+    given, left
+        The boxes of values with which this rank begins, and ends.
+    kernels
+        What it holds, by the block's name.
     batch
         The requests' row counts.
     group
@@ -64,19 +68,20 @@ class EncoderProgram(Compiled):
     Attributes
     ----------
     given, left
-        The arrays that it begins with, to be written before `run`, and that it ends with; [rows, columns] each.
+        What it begins with, to be written before `run`, and what it ends with; of every value its rows.
     """
 
     def __init__(
-        self, steps: StageSteps, kernels: Mapping[str, BlockKernels], batch: Batch, group: Group, coding: Coding,
-        backend: Backend,
+        self, steps: Sequence[AnyStep], given: Used, left: Used, kernels: Mapping[str, BlockKernels], batch: Batch,
+        group: Group, coding: Coding, backend: Backend,
     ) -> None:  # fmt: skip
         self._kernels, self._batch, self._within, self._backend = kernels, batch, coding, backend
         self._scratch: dict[tuple[int, int], Array] = {}
-        own = steps.own(group.rank)
-        super().__init__(own.steps, own.places, group)
-        self.given = [Lying(box, self._memory.view(name, box)).rows(box) for name, box in own.given]
-        self.left = [Lying(box, self._memory.view(name, box)).rows(box) for name, box in own.left]
+        every = own_steps(steps, group.rank, [name for name, _ in left])
+        super().__init__(every, places_of(every, given, left=left), group)
+        self.given, self.left = (
+            [Lying(box, self._memory.view(name, box)).rows(box) for name, box in own] for own in (given, left)
+        )
 
     def run(self) -> None:
         """Compute `left` of `given`."""
@@ -130,6 +135,7 @@ class Binding:
     called: Called
     scratch: dict[tuple[int, int], Array]
     number: int = 0  # of arrays that this step has taken
+    read: dict[str, Value] = field(default_factory=dict)  # what keys would be made of that are avoided, by their name
 
     def calls(self, run: RankRun) -> Iterator[tuple[str, CompiledCall]]:
         """Yield what computes the parts, each with the block's name in traces."""
@@ -143,6 +149,8 @@ class Binding:
             if role == FULL_CONTEXTS:
                 calls = self._attending(*unit[0], kernels)
             elif kernels.avoided is not None and role == FULL_KEYS:
+                (part, _), *_ = unit
+                self.read[part.writes.name] = part.reads[0]
                 continue
             else:
                 calls = self._computed(unit, kernels.graphs[roles[:count]])
@@ -156,7 +164,7 @@ class Binding:
         if not out.size:
             return
         residual = None
-        if last.role == JOIN:
+        if last.role == Join.name:
             residual = yield from self._contiguous(self._rows(last.reads[0], ends))
         x = yield from self._contiguous(self._rows(first.reads[-1], begins))
         to = out if out.flags.c_contiguous else self._array(out.shape)
@@ -176,8 +184,8 @@ class Binding:
         pieces, added = self.batch.pieces(rows, seen), self._added(kernels, rows, heads)
         facts = {"out": out, **({"added": added} if added else {})}
         if kernels.avoided is not None:
-            x = self._rows(self.read_by[keys.name], {ROW: seen})
-            yield partial(attend_without_keys, q, x, kernels.avoided, pieces, attention.head_dim, **facts)
+            x = self._rows(self.read[keys.name], {ROW: seen})
+            yield partial(numpy_kernels.attend_without_keys, q, x, kernels.avoided, pieces, attention.head_dim, **facts)
             return
         kv = self._rows(keys, {ROW: seen, KV: attention.kv_span(heads)}).reshape(seen.size, 2, -1, copy=False)
         attend = numpy_kernels.attend if added else self.backend.attend
@@ -194,7 +202,9 @@ class Binding:
         ]
 
     def _block(self, part: Part) -> str:
-        return self.called(part.name).rpartition("/")[0].removesuffix(f"/{JOINED}")
+        """Return the name of a part's block: `layers/N/…`, or of a sub-block `layers/N/M/…`."""
+        words = self.called(part.name).split("/")
+        return "/".join(words[: 4 if words[2].isdigit() else 3])
 
     def _rows(self, value: Value, region: RankRegion) -> Array:
         """Return what a region reads, or writes, of a value, as rows."""

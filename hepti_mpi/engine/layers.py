@@ -17,8 +17,10 @@ from hepti_mpi.kernels.products import AddResidual, Graph, Linear, MakeGraph, No
 from hepti_mpi.kernels.relative import Relative
 from solver.base.arrays import Array
 from solver.model.blocks import Block, BlockKind
-from solver.model.kinds.attention import Attention
+from solver.model.kinds.attention import FULL_KEYS, Attention
+from solver.model.kinds.join import Join
 from solver.model.kinds.mlp import Mlp
+from solver.model.kinds.norm import InputNorm
 from solver.model.spec import ModelSpec
 from solver.plan.changes import BlockShare, Shares, everything, layer_shares
 from solver.plan.holdings import TensorSlice, end_slices
@@ -125,14 +127,14 @@ def finished(
     join: list[Operation] = [AddResidual(w["out_bias"]), *([norm] if stream.sum_norms else [])]
     graphs = dict(into)
     if stream.pre_norms:
-        graphs[NORM,] = [norm]
+        graphs[InputNorm.name,] = [norm]
     if all(own.weight.size for own in rest.values()):
         if share.closes:
-            graphs[(*rest, JOIN)] = [*rest.values(), *join]
+            graphs[(*rest, Join.name)] = [*rest.values(), *join]
         else:
             graphs[(*rest,)] = [*rest.values()]
     if not share.closes:
-        graphs[JOIN,] = join
+        graphs[Join.name,] = join
     return BlockKernels({roles: make(operations) for roles, operations in graphs.items()})
 
 

@@ -187,9 +187,12 @@ class OwnCompute:
 
 
 def places_of(
-    every: Sequence[tuple[OwnStep, Called]], given: Used = (), pixels: Collection[str] = (), *, stays: bool = False
-) -> Places:
+    every: Sequence[tuple[OwnStep, Called]], given: Used = (), pixels: Collection[str] = (), *, stays: bool = False,
+    left: Used = (),
+) -> Places:  # fmt: skip
     """Return where a rank's values lie in a pass of these steps, which begins with some; those may stay to its end.
+
+    Those that are left stay, too.
 
     Where messages may arrive before a computation, their places are taken from then on.
     """
@@ -201,7 +204,7 @@ def places_of(
             if step.ahead:
                 used[since] += [(called(name), box) for item in step.items for name, box in item.places]
             since = len(used)
-    return Places([*used, given if stays else ()], pixels)
+    return Places([*used, [*(given if stays else ()), *left]], pixels)
 
 
 def by_sockets(step: ExchangeStep) -> bool:
@@ -252,21 +255,33 @@ def _arrives_in_place(parts: Sequence[tuple[OwnItem, Box]], called: Called, plac
     return box.intersect(own) == box and box.lies_together(places.boxes[called(name)])
 
 
-def own_steps(steps: Sequence[AnyStep], rank: int) -> list[tuple[OwnCompute | OwnExchange, Called]]:
-    """Return a rank's part in every step, of every layer, and what values are called there; of `unfolded` steps."""
-    own = dict(zip(map(id, steps), _own_parts(steps, rank), strict=True))
+def own_steps(
+    steps: Sequence[AnyStep], rank: int, left: Collection[str] = ()
+) -> list[tuple[OwnCompute | OwnExchange, Called]]:
+    """Return a rank's part in every step, of every layer, and what values are called there; of `unfolded` steps.
+
+    Parameters
+    ----------
+    left
+        The values that are read when all is done.
+    """
+    own = dict(zip(map(id, steps), _own_parts(steps, rank, left), strict=True))
     return [(own[id(step)], called) for step, called in unfolded(steps)]
 
 
-def _own_parts(steps: Sequence[AnyStep], rank: int) -> Iterator[OwnCompute | OwnExchange]:
+def _own_parts(
+    steps: Sequence[AnyStep], rank: int, left: Collection[str]
+) -> Iterator[OwnCompute | OwnExchange]:
     """Yield a rank's part in every step.
 
     What it computes of some values cannot lie where these are wanted: summands are no part of the sum, and a graph
-    writes what lies side by side. It has a place of its own. What nobody reads, the result of a pass, has none.
+    writes what lies side by side. It has a place of its own. What nobody reads, the result of a pass of a language
+    model, has none.
     """
     exchanges = [step for step in steps if isinstance(step, ExchangeStep)]
     computed = [part for step in steps if isinstance(step, ComputeStep) for part, _ in step.parts]
     read = {value.name for part in computed for value in part.reads} | {step.value.name for step in exchanges}
+    read.update(left)
     summed, apart = {step.value.name for step in exchanges if step.partial}, set[str]()
     for exchange in exchanges:
         own_boxes, wanted = (layout.boxes[rank] for layout in exchange.layouts())
