@@ -41,6 +41,7 @@ from hepti_mpi.comm.mpi import Tag
 from hepti_mpi.comm.wires import EXACT, Coding
 from solver.base.arrays import Array, Numbers
 from solver.plan.layout import Box, Layout
+from solver.plan.routes import Route
 
 InBox = tuple[Box, Numbers]  # a box of a value, and the array of its numbers
 
@@ -129,11 +130,11 @@ class RankExchange:
 
     @classmethod
     def of(
-        cls, group: Group, items: Sequence[Item], coding: Coding, *, scaled: int = 1, equal: bool = False,
-        rooms: Rooms | None = None,
+        cls, group: Group, items: Sequence[Item], coding: Coding, *, route: Route = Route.DIRECT, scaled: int = 1,
+        equal: bool = False, rooms: Rooms | None = None,
     ) -> RankExchange:  # fmt: skip
         """Return a rank's part in an exchange of these values."""
-        messages = rank_messages(group.rank, [item.layouts for item in items])
+        messages = rank_messages(group.rank, [item.layouts for item in items], route)
         return cls(group, messages, [item.arrays for item in items], coding, scaled=scaled, equal=equal, rooms=rooms)
 
     def __del__(self) -> None:
@@ -146,6 +147,11 @@ class RankExchange:
     def pieces(self) -> int:
         """How many pieces this rank has."""
         return max((len(own.pieces) for own in self._arrays), default=0)
+
+    @property
+    def coming(self) -> Sequence[Box]:
+        """What arrives, message by message."""
+        return [part.box for received in self._messages.receives for part in received.parts]
 
     def post(self) -> None:
         """Post all receives."""

@@ -8,16 +8,18 @@ and `kernels.ort.attend`.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
+from hepti_mpi.comm.exchange import RankExchange
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.wires import Coding
 from hepti_mpi.engine.batch import Batch
-from hepti_mpi.engine.layers import BlockKernels
+from hepti_mpi.engine.layers import BlockKernels, LayerKernels, Roles
 from hepti_mpi.kernels import numpy_kernels
 from hepti_mpi.kernels.products import Backend, Graph
 from hepti_mpi.program.compiled import Compiled, CompiledCall
@@ -26,7 +28,9 @@ from solver.base.spans import Span
 from solver.model.kinds.attention import FULL_CONTEXTS, FULL_KEYS, Attention
 from solver.model.kinds.join import Join
 from solver.model.kinds.part import HEAD, KV, ROW, Part, RankRegion, Value
+from solver.model.spec import ModelSpec
 from solver.plan.layout import Box
+from solver.plan.plan import Plan, Stage
 from solver.schedule.places import OwnCompute, OwnExchange, OwnStep, RankRun, Used, own_steps, places_of
 from solver.schedule.schedule import AnyStep, Called
 
@@ -103,15 +107,84 @@ class EncoderProgram(Compiled):
     def _coding(self, step: OwnExchange) -> Coding:
         return self._within
 
-    def _computing(self, step: OwnStep, called: Called) -> Iterator[tuple[str, CompiledCall]]:
+    def _makes(self, step: OwnStep, called: Called, exchange: OwnExchange) -> bool:
+        assert isinstance(step, OwnCompute)
+        sources = {name for item in exchange.items for name, _ in item.pieces}
+        return not sources.isdisjoint(place for place, _, _ in step.written)
+
+    def _computing(
+        self, step: OwnStep, called: Called, comes: RankExchange | None
+    ) -> Iterator[tuple[str, CompiledCall]]:
         assert isinstance(step, OwnCompute)
         lies = {called(name): Lying(box, self._memory.view(called(name), box)) for name, box in step.reads.items()}
         for place, name, box in step.written:
             lies[called(name)] = Lying(box, self._memory.view(called(place), box))
         bound = Binding(self._kernels, self._batch, self._backend, lies, called, self._scratch)
-        return bound.calls(step.run)
+        if comes is None:
+            return bound.calls(bound.units(step.run))
+        return bound.as_comes(step, comes)
 
 
+# Called before every layer; returns the plan that holds from there on, if it is another, and this rank's layers by it.
+Look = Callable[[int], tuple[Plan, Sequence[LayerKernels]] | None]
+Ran = Generator[None, None, tuple[Array, Plan]]
+PROGRAMS = 4  # that are kept: batches of texts have new lengths all the time
+
+
+@dataclass(slots=True, eq=False)
+class StageShare:
+    """A rank's share of a stage.
+
+    Parameters
+    ----------
+    spec, plan, stage
+        The model, and whose stage it is.
+    crew
+        The stage's devices that run it.
+    layers
+        What this rank holds of its layers, from the first of the stage.
+    programs
+        Of the last batches.
+    """
+
+    spec: ModelSpec
+    plan: Plan
+    stage: Stage
+    crew: tuple[int, ...]
+    layers: Sequence[LayerKernels]
+    programs: dict[tuple[object, ...], EncoderProgram] = field(default_factory=dict)
+
+    def run(
+        self, x: Array, batch: Batch, group: Group, coding: Coding, backend: Backend, look: Look | None
+    ) -> Ran:
+        """Carry rows through the stage's layers; return them, and the plan by which they lie.
+
+        A rank that is alone yields behind every layer, so that it can do something else; where others wait for it, it
+        does not.
+
+        Parameters
+        ----------
+        x
+            This rank's rows; where the first layer begins within a block, what another stage has handed over.
+        look
+            Whether, and when, the plan changes on the way: then layer by layer.
+        """
+        share, lies, left = self, self._lies(batch), self.stage.span
+        while left.size:
+            some = left
+            if look is not None:
+                if (change := look(left.start)) is not None:
+                    (plan, layers), look = change, None
+                    share = StageShare(self.spec, plan, plan.stages[0], self.crew, layers)
+                some = left if look is None else Span(left.start, left.start + 1)
+            program = share.program(batch, some, lies, group, coding, backend)
+            program.take(x)
+            if group.size == 1:
+                yield from program.layers()
+            else:
+                program.run()
+            x, lies, left = program.result(), program.lies, Span(some.stop, left.stop)
+        return x, share.plan
 @dataclass(slots=True, eq=False)
 class Binding:
     """Binds what a rank computes in a step to where values lie.
@@ -137,25 +210,64 @@ class Binding:
     number: int = 0  # of arrays that this step has taken
     read: dict[str, Value] = field(default_factory=dict)  # what keys would be made of that are avoided, by their name
 
-    def calls(self, run: RankRun) -> Iterator[tuple[str, CompiledCall]]:
-        """Yield what computes the parts, each with the block's name in traces."""
-        names, start = [self._block(part) for part, _ in run], 0
+    def units(self, run: RankRun) -> list[Unit]:
+        """Return what a rank computes, graph by graph."""
+        names, start, found = [self._block(part) for part, _ in run], 0, list[Unit]()
         while start < len(run):
-            name, role = names[start], run[start][0].role
-            kernels = self.kernels[name]
-            roles = tuple(part.role for (part, _), own in zip(run[start:], names[start:], strict=True) if own == name)
+            kernels = self.kernels[names[start]]
+            roles = tuple(
+                part.role for (part, _), own in zip(run[start:], names[start:], strict=True) if own == names[start]
+            )
             count = next((end for end in range(len(roles), 0, -1) if roles[:end] in kernels.graphs), 1)
-            unit, start = run[start : start + count], start + count
-            if role == FULL_CONTEXTS:
-                calls = self._attending(*unit[0], kernels)
-            elif kernels.avoided is not None and role == FULL_KEYS:
-                (part, _), *_ = unit
-                self.read[part.writes.name] = part.reads[0]
-                continue
-            else:
-                calls = self._computed(unit, kernels.graphs[roles[:count]])
-            _, layer, *_, kind = name.split("/")
-            yield from ((f"layer {layer} {kind}", call) for call in calls)
+            found.append(Unit(names[start], roles[:count], run[start : start + count], kernels))
+            start += count
+        return found
+
+    def calls(self, units: Sequence[Unit]) -> Iterator[tuple[str, CompiledCall]]:
+        """Yield what computes them, each call with its name in traces."""
+        for unit in units:
+            yield from ((unit.title, call) for call in self._unit(unit))
+
+    def _unit(self, unit: Unit) -> Iterator[CompiledCall]:
+        if unit.roles == (FULL_CONTEXTS,):
+            yield from self._attending(*unit.run[0], unit.kernels)
+        elif unit.kernels.avoided is not None and unit.roles == (FULL_KEYS,):
+            part, _ = unit.run[0]
+            self.read[part.writes.name] = part.reads[0]
+        else:
+            yield from self._computed(unit.run, unit.kernels.graphs[unit.roles])
+
+    def as_comes(self, step: OwnCompute, exchange: RankExchange) -> Iterator[tuple[str, CompiledCall]]:
+        """Yield what computes a step which begins with what is here, and goes on with what arrives as it comes."""
+        name, every = self.called(step.as_comes), self.units(step.run)
+        whole = step.reads.get(step.as_comes)
+        if whole is None or any(box.spans[1:] != whole.spans[1:] for box in exchange.coming):
+            yield "", exchange.finish
+            yield from self.calls(every)
+            return
+        blocks = [box.spans[0] for box in exchange.coming]
+        here = _without(whole.spans[0], blocks)
+        first, last = list[CompiledCall](), list[CompiledCall]()
+        arriving: dict[Box, list[CompiledCall]] = {box: [] for box in exchange.coming}
+        count = 0
+        for unit in every:
+            if self.called(unit.run[0][0].reads[-1].name) != name:
+                break
+            count += 1
+            if unit.roles == (FULL_CONTEXTS,) and unit.kernels.avoided is None:
+                contexts = self._partial(*unit.run[0], unit.kernels)
+                first += [partial(contexts.take, rows) for rows in here]
+                for box in exchange.coming:
+                    arriving[box].append(partial(contexts.take, box.spans[0]))
+                last.append(contexts.merge)
+                break
+            self._out(unit.run[-1][0].writes, unit.run[-1][1])
+            for rows in here:
+                first += self._unit(unit.only(rows))
+            for box in exchange.coming:
+                arriving[box] += self._unit(unit.only(box.spans[0]))
+        yield every[0].title if every else "", partial(_run_arriving, first, exchange, arriving, last)
+        yield from self.calls(every[count:])
 
     def _computed(self, unit: RankRun, graph: Graph) -> Iterator[CompiledCall]:
         """Yield what computes parts of which there is one graph."""
@@ -190,6 +302,18 @@ class Binding:
         kv = self._rows(keys, {ROW: seen, KV: attention.kv_span(heads)}).reshape(seen.size, 2, -1, copy=False)
         attend = numpy_kernels.attend if added else self.backend.attend
         yield partial(attend, q, kv[:, 0], kv[:, 1], pieces, attention.head_dim, **facts)
+
+    def _partial(self, part: Part, region: RankRegion, kernels: BlockKernels) -> PartialContexts:
+        """Return what computes contexts as keys come."""
+        attention, rows, heads = part.kind, region[ROW], region[HEAD]
+        assert isinstance(attention, Attention)
+        queries, keys = part.reads
+        seen = self.batch.keys_of(rows)
+        kv = self._rows(keys, {ROW: seen, KV: attention.kv_span(heads)}).reshape(seen.size, 2, -1, copy=False)
+        return PartialContexts(
+            self._rows(queries, region), kv, self._out(part.writes, region), seen, self.batch.pieces(rows, seen),
+            attention.head_dim, self._added(kernels, rows, heads), self.backend,
+        )  # fmt: skip
 
     def _added(self, kernels: BlockKernels, rows: Span, heads: Span) -> Sequence[Array]:
         """Return what distances add to the scores, request by request [heads, rows, keys]; mostly nothing."""
@@ -231,6 +355,115 @@ class Binding:
         if key not in self.scratch:
             self.scratch[key] = np.empty(key[1], np.float32)
         return self.scratch[key].reshape(shape, copy=False)
+
+
+@dataclass(slots=True, eq=False)
+class PartialContexts:
+    """Contexts of some rows, computed key by key as these come, and joined in the end.
+
+    Parameters
+    ----------
+    q, kv, out
+        Queries [rows, columns], keys and values [keys, 2, columns], and where contexts go.
+    seen, pieces
+        The keys' rows, and for every request its rows and its keys.
+    head_dim, added, backend
+        As of `numpy_kernels.attend`, and what computes.
+    """
+
+    q: Array
+    kv: Array
+    out: Array
+    seen: Span
+    pieces: Sequence[tuple[slice, slice]]
+    head_dim: int
+    added: Sequence[Array]
+    backend: Backend
+    parts: dict[int, list[tuple[Array, Array]]] = field(default_factory=lambda: defaultdict(list))
+
+    def take(self, rows: Span) -> None:
+        """Attend to keys of some rows, which are there."""
+        k, v, block = self.kv[:, 0], self.kv[:, 1], rows.within(self.seen)
+        for number, (own, keys) in enumerate(self.pieces):
+            every = Span(keys.start, keys.stop)
+            some, scores = block.intersect(every), self.added[number : number + 1]
+            if not some.size:
+                continue
+            q, seen = self.q[own], some.slice
+            if some == every:  # all of them at once: nothing to merge
+                here = [(slice(None),) * 2]
+                facts = {"added": scores} if scores else {}
+                attend = numpy_kernels.attend if scores else self.backend.attend
+                attend(q, k[keys], v[keys], here, self.head_dim, out=self.out[own], **facts)
+            elif scores:
+                cut = scores[0][:, :, some.within(every).slice]
+                self.parts[number].append(numpy_kernels.attend_part(q, k[seen], v[seen], self.head_dim, added=cut))
+            else:
+                self.parts[number].append(self.backend.attend_part(q, k[seen], v[seen], self.head_dim))
+
+    def merge(self) -> None:
+        """Join what was computed of the keys of each request."""
+        for number, parts in self.parts.items():
+            self.out[self.pieces[number][0]] = numpy_kernels.merge(parts)
+        self.parts.clear()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """Parts of a block of which there is one graph, or contexts.
+
+    Parameters
+    ----------
+    block
+        Its name.
+    roles, run
+        The parts' roles, and they themselves with this rank's region of each.
+    kernels
+        The block's.
+    """
+
+    block: str
+    roles: Roles
+    run: RankRun
+    kernels: BlockKernels
+
+    @property
+    def title(self) -> str:
+        """Its name in traces."""
+        _, layer, *_, kind = self.block.split("/")
+        return f"layer {layer} {kind}"
+
+    def only(self, rows: Span) -> Unit:
+        """Return it with some of its rows."""
+        return replace(self, run=tuple((part, {**own, ROW: own[ROW].intersect(rows)}) for part, own in self.run))
+
+
+def _without(rows: Span, blocks: Iterable[Span]) -> list[Span]:
+    """Return rows but for those of some blocks."""
+    left = [rows]
+    for block in blocks:
+        left = [
+            own
+            for some in left
+            for own in (Span(some.start, min(some.stop, block.start)), Span(max(some.start, block.stop), some.stop))
+            if own.start < own.stop
+        ]
+    return left
+
+
+def _run_arriving(
+    first: Sequence[CompiledCall], exchange: RankExchange, arriving: Mapping[Box, Sequence[CompiledCall]],
+    last: Sequence[CompiledCall],
+) -> None:  # fmt: skip
+    """Compute with what is here, with what arrives as it comes, and then what needs all of it."""
+    for call in first:
+        call()
+    for boxes in exchange.arriving():
+        for box in boxes:
+            for call in arriving[box]:
+                call()
+    for call in last:
+        call()
 
 
 def box_of(value: Value, region: RankRegion) -> Box:

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from hepti_mpi.comm.direct import Direct
+from hepti_mpi.comm.exchange import RankExchange
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.wires import EXACT, Coding
 from hepti_mpi.program.compiled import Compiled, CompiledCall
@@ -83,7 +84,9 @@ class Program(Compiled):
     def _coding(self, step: OwnExchange) -> Coding:
         return self._wire if any(map(self._share.passes.coded, step.steps)) else EXACT
 
-    def _computing(self, step: OwnStep, called: Called) -> Iterable[tuple[str, CompiledCall]]:
+    def _computing(
+        self, step: OwnStep, called: Called, comes: RankExchange | None
+    ) -> Iterable[tuple[str, CompiledCall]]:
         assert isinstance(step, OwnCompute)
         return (("", call) for call in self._calls(step, called))
 

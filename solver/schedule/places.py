@@ -23,6 +23,7 @@ from solver.model.kinds.part import ROW, Part, RankRegion, there
 from solver.plan.decoder_plan import ROWS_BY_MPI
 from solver.plan.layout import Box, Layout, Move, moves
 from solver.plan.plan import Wire
+from solver.plan.routes import Route
 from solver.schedule.regions import box_of, lengths
 from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep, unfolded
 
@@ -143,6 +144,8 @@ class OwnExchange:
         Whether receives are posted before the computation ahead of it, of which each piece is sent once it is done.
     equal
         Whether all ranks go on with what travelled.
+    route
+        How what several ranks get alike comes to them.
     """
 
     steps: tuple[ExchangeStep, ...]
@@ -150,6 +153,7 @@ class OwnExchange:
     by_rows: bool = True
     ahead: bool = False
     equal: bool = False
+    route: Route = Route.DIRECT
 
     @property
     def by_sockets(self) -> bool:
@@ -174,11 +178,14 @@ class OwnCompute:
         What it needs of values from before.
     written
         What leaves it: the name of its place, of its value, and which box.
+    as_comes
+        As of the step.
     """
 
     run: RankRun
     reads: Mapping[str, Box]
     written: Sequence[tuple[str, str, Box]]
+    as_comes: str = ""
 
     @property
     def used(self) -> Used:
@@ -266,13 +273,13 @@ def own_steps(
         The values that are read when all is done.
     """
     own = dict(zip(map(id, steps), _own_parts(steps, rank, left), strict=True))
-    return [(own[id(step)], called) for step, called in unfolded(steps)]
+    return [(part, called) for step, called in unfolded(steps) for part in own[id(step)]]
 
 
 def _own_parts(
     steps: Sequence[AnyStep], rank: int, left: Collection[str]
-) -> Iterator[OwnCompute | OwnExchange]:
-    """Yield a rank's part in every step.
+) -> Iterator[Sequence[OwnCompute | OwnExchange]]:
+    """Yield a rank's part in every step; of a computation one a piece.
 
     What it computes of some values cannot lie where these are wanted: summands are no part of the sum, and a graph
     writes what lies side by side. It has a place of its own. What nobody reads, the result of a pass of a language
@@ -289,38 +296,39 @@ def _own_parts(
             apart.add(exchange.value.name)
     for step, after in zip_longest(steps, steps[1:]):
         if isinstance(step, ComputeStep):
-            yield _own_compute(step, rank, apart, read)
+            pieces = range(1 if step.pieces is None else len(next(iter(next(iter(step.pieces.values())).values()))))
+            yield [_own_compute(step, rank, apart, read, piece) for piece in pieces]
             continue
         name = step.value.name
         first = step.partial or name not in summed  # else from where the sum is
         source = f"{name} +" if first and name in apart else name
         have, want = step.layouts()
-        pieces, places = [(source, box) for box in have.boxes[rank]], [(name, box) for box in want.boxes[rank]]
-        item = OwnItem(have, want, moves(have, want), pieces, places)
+        pieces_of_rank, places = [(source, box) for box in have.boxes[rank]], [(name, box) for box in want.boxes[rank]]
+        item = OwnItem(have, want, moves(have, want), pieces_of_rank, places)
         goes_on = isinstance(after, ExchangeStep) and after.value == step.value
-        yield OwnExchange((step,), (item,), equal=not goes_on)
+        yield [OwnExchange((step,), (item,), ahead=len(step.have) > 1, equal=not goes_on, route=step.route)]
 
 
-def _own_compute(step: ComputeStep, rank: int, apart: Collection[str], read: Collection[str]) -> OwnCompute:
+def _own_compute(step: ComputeStep, rank: int, apart: Collection[str], read: Collection[str], piece: int) -> OwnCompute:
     made = {part.writes.name for part, _ in step.parts}
     reads: list[tuple[str, Box]] = []
     written: list[tuple[str, str, Box]] = []
     for part, region in step.parts:
         needs = part.needs(region)
         for value in part.reads:
-            box = box_of(needs[value.name], value.axes, rank)
+            box = box_of(needs[value.name], value.axes, rank, piece)
             if box.size and value.name not in made and not value.state:
                 reads.append((value.name, box))
-        name, box = part.writes.name, box_of(part.result(region), part.writes.axes, rank)
+        name, box = part.writes.name, box_of(part.result(region), part.writes.axes, rank, piece)
         if box.size and name in step.leaves and name in read:
             written.append((f"{name} +" if name in apart else name, name, box))
-    return OwnCompute(rank_run(step, rank), joined(reads), written)
+    return OwnCompute(rank_run(step, rank, piece), joined(reads), written, step.as_comes if step.pieces is None else "")
 
 
-def rank_run(step: ComputeStep, rank: int) -> RankRun:
-    """Return what a rank computes in a step."""
+def rank_run(step: ComputeStep, rank: int, piece: int = 0) -> RankRun:
+    """Return what a rank computes in a step, or in one of its pieces."""
     return tuple(
-        (part, {axis: Span(*spans[0, rank].tolist()) for axis, spans in region.items()})
+        (part, {axis: Span(*spans[piece, rank].tolist()) for axis, spans in region.items()})
         for part, region in step.parts
-        if there(region)[0, rank]
+        if there(region)[piece, rank]
     )
