@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from solver.model.blocks import BlockKind
 from solver.model.kinds.join import Join
 from solver.model.kinds.norm import InputNorm
-from solver.model.kinds.part import Part, Residual, Value
+from solver.model.kinds.part import HIDDEN, ROW, Part, Residual, Value
 
 
 def parts_of_blocks(
@@ -38,3 +38,49 @@ def parts_of_blocks(
         parts += [*own, joined]
         x = joined.writes
     return parts, x
+
+
+def over_tiles(part: Part) -> tuple[Part, Part]:
+    """Return a part that reads the stream as two: summands of some columns of it, and what is made of their sums."""
+    (x,) = part.reads
+    matrices = tuple(tensor for tensor in part.tensors if len(tensor.shape) > 1)
+    vectors = tuple(tensor for tensor in part.tensors if len(tensor.shape) == 1)
+    sums, axes = replace(part.writes, name=f"{part.writes.name} sums"), {**part.axes, HIDDEN: x.shape[1]}
+    summed = replace(
+        part, name=f"{part.name} sums", role=f"summed {part.role}", axes=axes, writes=sums, tensors=matrices
+    )
+    return summed, replace(part, role=f"added {part.role}", reads=(sums,), tensors=vectors)
+
+
+def in_sub_blocks(names: Sequence[str], kind: BlockKind, stream: Residual, x: Value) -> tuple[list[Part], Value]:
+    """Return the parts of a decoupled block: of all of its sub-blocks at once, each of its own columns of the stream.
+
+    They have all columns of the stream as a further axis, which is cut between sub-blocks, and the tensors of all.
+
+    Parameters
+    ----------
+    names
+        Of the sub-blocks.
+    stream
+        Of one of them.
+    x
+        The rows that it reads.
+    """
+    own = replace(x, shape=(x.shape[0], stream.hidden // stream.unit, stream.unit))
+    every = [parts_of_blocks([(name, kind)], stream, own)[0] for name in names]
+    return [_of_all(parts, x) for parts in zip(*every, strict=True)], _over_columns(every[0][-1].writes, x)
+
+
+def _of_all(parts: Sequence[Part], x: Value) -> Part:
+    first = parts[0]
+    tensors = tuple(tensor for part in parts for tensor in part.tensors)
+    reads = tuple(_over_columns(value, x) for value in first.reads)
+    axes = {**first.axes, HIDDEN: x.shape[1]}
+    return replace(first, axes=axes, reads=reads, writes=_over_columns(first.writes, x), tensors=tensors)
+
+
+def _over_columns(value: Value, x: Value) -> Value:
+    """Return a value of one sub-block as that of all."""
+    if HIDDEN in value.axes:
+        return replace(value, shape=x.shape)
+    return replace(value, axes=(ROW, HIDDEN, *value.axes[1:]), shape=(x.shape[0], x.shape[1], *value.shape[1:]))

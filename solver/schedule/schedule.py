@@ -19,9 +19,10 @@ from itertools import groupby
 
 import numpy as np
 
-from solver.base.spans import Span, largest_remainder
+from solver.base.spans import Span, largest_remainder, pieces_of, tiles
 from solver.model.kinds.part import HIDDEN, NUMBER, ROW, WHOLE, Part, Region, Spans, Value, there, whole
 from solver.plan.layout import Layout, moves
+from solver.plan.routes import Route
 from solver.schedule.regions import Lengths, boxes, hull, lengths, overlaps, volume, within
 
 WITH_READER = "with its reader"  # in place of an axis: a part is computed where it is read
@@ -46,7 +47,18 @@ class PlacedPart:
     stage, share
         Of the plan: whose spans it has, and what these are called there, if not as the axis.
     widens
-        Whether ranks compute more than their own of it where they read more in the same computation (halos).
+        Whether ranks compute what they read of it in the same computation: more than their own (halos), or some of it.
+    also
+        Further axes that it is cut along at once, and their spans [n, p, 2]: ranks have tiles.
+    ahead
+        Whether what it reads is brought as soon as it is there, with what is exchanged then, and not when it is read.
+    as_comes
+        Whether ranks compute with what each of the others sends as it comes, with their own first.
+    tile_rows, groups
+        In which pieces it is made, each of which others get once it is done: of about so many rows (0: of each of the
+        others; None: all at once), summands of others' rows before own ones; or so many of the axis.
+    route
+        How what it needs comes to ranks.
     """
 
     part: Part
@@ -57,6 +69,12 @@ class PlacedPart:
     stage: int = 0
     share: str = ""
     widens: bool = False
+    also: Mapping[str, Spans] = field(default_factory=dict)
+    ahead: bool = False
+    as_comes: bool = False
+    tile_rows: int | None = None
+    groups: int = 1
+    route: Route = Route.DIRECT
 
     def cut(self, spans: Mapping[tuple[int, str], Spans]) -> PlacedPart:
         """Return it with these spans of its stage and axis, if there are any."""
@@ -74,8 +92,10 @@ class PlacedPart:
     def own(self) -> Region:
         """What every rank computes of it by the plan."""
         assert self.spans is not None
-        taking = (lengths(self.spans) > 0)[..., None].astype(np.int64)
-        found = {axis: self.spans if axis == self.axis else self._all(axis) * taking for axis in self.part.axes}
+        cut = {self.axis: self.spans, **self.also}
+        some = np.logical_and.reduce([lengths(spans) > 0 for spans in cut.values()])
+        taking = some[..., None].astype(np.int64)
+        found = {axis: cut[axis] if axis in cut else self._all(axis) * taking for axis in self.part.axes}
         if self.axis == ROW and self.rows is not None:
             found[ROW] = np.clip(self.spans, self.rows.start, self.rows.stop)
         return found
@@ -92,7 +112,7 @@ class PlacedPart:
         taking = there(box)[..., None].astype(np.int64)
 
         def of(axis: str) -> Spans:
-            return (self.own[axis] if axis == self.axis else self._all(axis)) * taking
+            return (self.own[axis] if axis == self.axis or axis in self.also else self._all(axis)) * taking
 
         return {axis: box[axis] if axis in box else of(axis) for axis in self.part.axes}
 
@@ -104,9 +124,12 @@ class PlacedPart:
     @cached_property
     def partial(self) -> bool:
         """Whether ranks get summands."""
-        if self.axis in (WHOLE, *self.part.writes.axes):
+        if {self.axis, *self.also}.issubset((WHOLE, *self.part.writes.axes)):
             return False
-        return bool((there(self.own).sum(-1) > 1).any())
+        if not self.also:
+            return bool((there(self.own).sum(-1) > 1).any())
+        common = overlaps(self.box, self.box)
+        return bool((common.sum((-2, -1)) > volume(self.box).sum(-1)).any())
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -142,6 +165,8 @@ class ExchangeStep(LayerStep):
         What they want.
     partial
         Whether what they have are summands.
+    route
+        How it travels.
     """
 
     name: str
@@ -149,6 +174,7 @@ class ExchangeStep(LayerStep):
     have: tuple[Region, ...]
     want: Region
     partial: bool = False
+    route: Route = Route.DIRECT
 
     @cached_property
     def lies(self) -> tuple[bytes, ...]:
@@ -226,11 +252,15 @@ class ComputeStep(LayerStep):
         The names of the values that are read after it.
     pieces
         Of those, what every rank makes piece by piece, [pieces, p, 2], where it does not make all at once.
+    as_comes
+        The name of the value that is exchanged before it, with which ranks compute as it comes from each of the others,
+        with their own first; "": they begin when all is there.
     """
 
     placed: tuple[PlacedPart, ...]
     leaves: frozenset[str] = frozenset()
     pieces: Mapping[str, Region] | None = None
+    as_comes: str = ""
 
     @cached_property
     def walked(self) -> Walked:
@@ -263,6 +293,7 @@ def schedule(
     given: Mapping[str, tuple[Value, Region]],
     two_steps: TwoSteps,
     names: Mapping[str, str],
+    left: Mapping[str, Region] | None = None,
 ) -> tuple[AnyStep, ...]:
     """Return what ranks do.
 
@@ -277,10 +308,14 @@ def schedule(
         Which sums are made in two steps.
     names
         What exchanges are called, by their value's name.
+    left
+        The values that ranks are to have in the end, and who what of them; None: as it is made, of what nobody reads.
     """
     parts = [placed for _, own in layers for placed in own]
     last_use = {value.name: number for number, placed in enumerate(parts) for value in placed.part.reads}
+    last_use |= dict.fromkeys(left or (), len(parts))
     builder = _Builder(two_steps, names, last_use)
+    builder.ahead = [(number, placed) for number, placed in enumerate(parts) if placed.ahead]
     for name, (value, own) in given.items():
         builder.values[name], builder.have[name] = value, (own,)
     number = 0
@@ -289,7 +324,9 @@ def schedule(
             builder.add(number, placed)
             number += 1
     builder.layers = NOWHERE
-    builder.close(number)
+    builder.close(number, left)
+    for name, box in (left or {}).items():
+        builder.bring(name, box)
     return tuple(builder.steps)
 
 
@@ -306,6 +343,8 @@ class _Builder:
     waiting: list[PlacedPart] = field(default_factory=list)  # parts that are computed with their reader
     layers: Span = NOWHERE  # of the parts that are added
     made_in: dict[str, Span] = field(default_factory=dict)  # of a value: the layers of its part
+    ahead: list[tuple[int, PlacedPart]] = field(default_factory=list)  # what is brought early, and where it is read
+    pieces: dict[str, tuple[Region, ...]] = field(default_factory=dict)  # of a value that is made so
 
     def add(self, number: int, placed: PlacedPart) -> None:
         self.values[placed.part.writes.name] = placed.part.writes
@@ -313,41 +352,69 @@ class _Builder:
         self.waiting.append(placed)
         if placed.axis == WITH_READER:
             return
-        if placed.begins or self._lacks(placed):
-            self.close(number - len(self.waiting) + 1)  # the first part that waits
+        needs = walk(self.waiting, {placed.part.writes.name: placed.box})[1] if self.group else {}
+        if placed.begins or self._lacks(needs):
+            self.close(number - len(self.waiting) + 1, needs)  # the first part that waits
         self.group += self.waiting
         self.waiting = []
 
-    def _lacks(self, placed: PlacedPart) -> bool:
+    def _lacks(self, needs: Mapping[str, Region]) -> bool:
         """Return whether a rank has not what the parts that wait need of the computation that is open."""
         made = {own.part.writes.name: own for own in self.group if own.axis != WITH_READER}
-        if not made:
-            return False
-        _, needs = walk(self.waiting, {placed.part.writes.name: placed.box})
         return any(
             name in made and (made[name].partial or not within(box, made[name].box).all())
             for name, box in needs.items()
         )
 
-    def close(self, number: int) -> None:
-        """End the computation that is open: bring what it needs, and say who computes what of its parts."""
+    def close(self, number: int, then: Mapping[str, Region] | None = None) -> None:
+        """End the computation that is open: bring what it needs, and say who computes what of its parts.
+
+        Parameters
+        ----------
+        then
+            What is needed next.
+        """
         placed = [own for own in self.group if own.axis != WITH_READER]
         live = [own for own in placed if self.last_use.get(own.part.writes.name, number) >= number]
         leaves = frozenset(own.part.writes.name for own in live)
         runs, needs = walk(self.group, _made(self.group, leaves))
+        route = next((own.route for own in placed), Route.DIRECT)
+        early = self._early(number) if runs else {}
+        for name, box in early.items():
+            if name not in needs:
+                self.bring(name, box)
         for name, box in needs.items():
-            self.bring(name, box)
+            self.bring(name, hull(box, early[name]) if name in early else box, route)
         if runs:
             last = runs[-1][0].part.writes.name
             run, made = self._when(last)
-            self.steps.append(ComputeStep(tuple(own for own, _ in runs), leaves, run=run, layers=made))
+            pieces = _in_pieces(live, then or {}, self.two_steps)
+            comes = self._comes(needs) if placed[0].as_comes else ""
+            self.steps.append(ComputeStep(tuple(own for own, _ in runs), leaves, pieces, comes, run=run, layers=made))
+            for name, some in (pieces or {}).items():
+                self.pieces[name] = tuple(_piece(some, piece) for piece in range(len(next(iter(some.values())))))
         for own in live:
             self.have[own.part.writes.name] = (own.box,)
             if own.partial:
                 self.partial.add(own.part.writes.name)
         self.group = []
 
-    def bring(self, name: str, want: Region) -> None:
+    def _early(self, number: int) -> dict[str, Region]:
+        """Return what parts from this one on need of values that are there, if it is to be brought early."""
+        while self.ahead and self.ahead[0][0] < number:
+            del self.ahead[0]
+        if not self.ahead:
+            return {}
+        placed = self.ahead[0][1]
+        needs = placed.part.needs(placed.own)
+        return {name: box for name, box in needs.items() if name in self.have and name not in self.partial}
+
+    def _comes(self, needs: Mapping[str, Region]) -> str:
+        """Return which value has just been exchanged, of those that a computation needs."""
+        last = self.steps[-1] if self.steps else None
+        return last.value.name if isinstance(last, ExchangeStep) and last.value.name in needs else ""
+
+    def bring(self, name: str, want: Region, route: Route = Route.DIRECT) -> None:
         """Add the exchanges after which every rank has its box of a value; none where all have it."""
         value, have, partial = self.values[name], self.have[name], name in self.partial
         if not partial and np.logical_or.reduce([within(want, own) for own in have]).all():
@@ -355,8 +422,9 @@ class _Builder:
         run, made = self._when(name)
         # What all want alike goes in two; of logits everyone wants others.
         two = partial and HIDDEN in want and self.two_steps(int(lengths(want[ROW]).max()))
-        for step in exchanges(self.names.get(name, name), value, have, want, partial=partial, two_steps=two):
-            self.steps.append(replace(step, run=run, layers=made))
+        having = self.pieces.pop(name, have)
+        for step in exchanges(self.names.get(name, name), value, having, want, partial=partial, two_steps=two):
+            self.steps.append(replace(step, run=run, layers=made, route=Route.DIRECT if partial else route))
         self.have[name] = (want,) if partial else (*have, want)
         self.partial.discard(name)
 
@@ -399,11 +467,77 @@ def _in_layer(higher: Mapping[int, int], moving: Span, later: int, name: str) ->
 def exchanges(
     name: str, value: Value, have: tuple[Region, ...], want: Region, *, partial: bool, two_steps: bool
 ) -> list[ExchangeStep]:
-    """Return the steps after which every rank has what it wants; of a sum in two, in one where one rank wants it."""
-    if not two_steps or int(there(want).sum(-1).max()) == 1:
+    """Return the steps after which every rank has what it wants; of a sum in two, where several want the same of it."""
+    if not two_steps or not _all_want_the_same(want):
         return [ExchangeStep(name, value, have, want, partial)]
     between = _shared_out(value, want)
     return [ExchangeStep(name, value, have, between, partial), ExchangeStep(name, value, (between,), want)]
+
+
+def _all_want_the_same(want: Region) -> bool:
+    """Return whether several ranks want something of a value, all of them the same."""
+    some = there(want)
+    first = some.argmax(-1)[..., None, None]
+    same = ((spans == np.take_along_axis(spans, first, -2)).all(-1) | ~some for spans in want.values())
+    return bool(some.sum(-1).max() > 1 and np.logical_and.reduce(list(same)).all())
+
+
+def _piece(region: Region, piece: int) -> Region:
+    return {axis: spans[piece : piece + 1] for axis, spans in region.items()}
+
+
+def _in_pieces(live: Sequence[PlacedPart], then: Mapping[str, Region], two_steps: TwoSteps) -> dict[str, Region] | None:
+    """Return the pieces in which ranks make what leaves a computation, [pieces, p, 2]; None: all at once.
+
+    Parameters
+    ----------
+    then
+        What is needed next.
+    """
+    found = dict[str, Region]()
+    for own in live:
+        name = own.part.writes.name
+        if own.axis not in own.part.writes.axes and own.tile_rows is not None and name in then:
+            found[name] = _for_others(own, then[name], own.tile_rows, two_steps)
+        elif own.groups > 1:
+            found[name] = _along(own.box, own.axis, [pieces_of(span, own.groups) for span in _spans(own)])
+        elif own.axis == ROW and own.tile_rows:
+            found[name] = _along(own.box, ROW, [tiles(span, own.tile_rows) for span in _spans(own)])
+    if len(found) < len(live) or max((len(region[ROW]) for region in found.values()), default=1) == 1:
+        return None
+    return found
+
+
+def _spans(placed: PlacedPart) -> list[Span]:
+    return [Span(start, max(start, stop)) for start, stop in placed.own[placed.axis][0].tolist()]
+
+
+def _along(box: Region, axis: str, pieces: Sequence[Sequence[Span]]) -> Region:
+    """Return a box cut in pieces along an axis, each rank's own ones, [pieces, p, 2]."""
+    most = max(map(len, pieces))
+    own = np.array([[(p.start, p.stop) for p in some] + [(0, 0)] * (most - len(some)) for some in pieces], np.int64)
+    cut = own.swapaxes(0, 1)
+    some = lengths(cut)[..., None] > 0
+    return {each: cut if each == axis else spans * some for each, spans in box.items()}
+
+
+def _for_others(placed: PlacedPart, want: Region, tile_rows: int, two_steps: TwoSteps) -> Region:
+    """Return a rank's summands in the order in which it makes them: those of the ranks after it, its own the last."""
+    if _all_want_the_same(want):
+        if two_steps(int(lengths(want[ROW]).max())):
+            want = _shared_out(placed.part.writes, want)
+        else:
+            tile_rows = 0
+    rows = [Span(start, max(start, stop)) for start, stop in want[ROW][0].tolist()]
+    of_ranks = [
+        tiles(span, tile_rows) if some else [] for span, some in zip(rows, there(want)[0].tolist(), strict=True)
+    ]
+    ranks, pieces = range(len(rows)), list[list[Span]]()
+    for own, has in zip(ranks, there(placed.box)[0].tolist(), strict=True):
+        others = [span for rank in (*ranks[own + 1 :], *ranks[:own]) for span in of_ranks[rank]]
+        last = [rows[own]] if of_ranks[own] else []
+        pieces.append(list(dict.fromkeys([*others, *last])) if has else [])
+    return _along(placed.box, ROW, pieces)
 
 
 def _made(group: Sequence[PlacedPart], leaves: Collection[str]) -> dict[str, Region]:
@@ -453,7 +587,8 @@ def _shared_out(value: Value, want: Region) -> Region:
         def largest(axis: str, sizes: Mapping[str, int] = sizes, parts: int = ranks.size) -> int:
             return -(-sizes[axis] // parts) * math.prod(sizes.values()) // sizes[axis]
 
-        axis = min((ROW, HIDDEN), key=largest)
+        # Of rows whose numbers share a scale none is cut.
+        axis = ROW if value.scaled > 1 else min((ROW, HIDDEN), key=largest)
         stops = ends[axis][0] + np.cumsum(largest_remainder([1.0] * ranks.size, sizes[axis]))
         found[axis][plan, ranks] = np.stack([np.append(ends[axis][0], stops[:-1]), stops], -1)
     return found

@@ -1,0 +1,284 @@
+"""What an encoder's plan does with requests: parts of layers as its cuts place them, and the schedule that follows.
+
+Rows come to the stage's ranks as its first block keeps them, or all to all; as its last block leaves them they lie in
+the end. Of a batch all rows stand one after the other, and each sees those of its request. Behind a cut by rows or by
+columns of the stream nothing is said of how rows come there: the schedule finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from solver.base.spans import Partition, Span
+from solver.model.blocks import Block, Cut
+from solver.model.kinds.norm import NORM
+from solver.model.kinds.part import HIDDEN, ROW, WHOLE, Part, Region, Spans, Value, whole
+from solver.model.layers import in_sub_blocks, over_tiles, parts_of_blocks
+from solver.model.spec import ModelSpec, Run, layer_prefixes
+from solver.model.sublayers import HALVES
+from solver.plan.holdings import alike
+from solver.plan.plan import BlockPlan, LayerPlan, Plan, Stage
+from solver.plan.routes import Route
+from solver.schedule.regions import some_have, taking, within
+from solver.schedule.schedule import WITH_READER, AnyStep, ComputeStep, ExchangeStep, PlacedPart, schedule
+
+STREAM = "stream"  # the name of what a stage begins with
+HAND_OUT, HAND_IN = "hand out", "hand in"  # exchanges with rank 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lies:
+    """How the stream lies: along which axis ranks have some of it, or `WHOLE`, and their spans [1, p, 2]."""
+
+    axis: str
+    spans: Spans
+
+    def box(self, x: Value) -> Region:
+        """Return what every rank has of it."""
+        some = (self.spans[..., 1:] > self.spans[..., :1]).astype(np.int64)
+        lengths = zip(x.axes, x.shape, strict=True)
+        return {axis: self.spans if axis == self.axis else some * whole(length) for axis, length in lengths}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageParts:
+    """The parts of a stage's layers, as its ranks cut them.
+
+    Parameters
+    ----------
+    given, left
+        The values with which it begins and ends: the stream, and, where that is within a block, what lies there.
+    layers
+        Layers and their parts, as of `schedule`.
+    names
+        What exchanges are called, by their value's name.
+    active
+        How many ranks take part.
+    """
+
+    given: Mapping[str, tuple[Value, Region]]
+    left: Mapping[str, Region]
+    layers: Sequence[tuple[Span, Sequence[PlacedPart]]]
+    names: Mapping[str, str]
+    active: int
+
+    def steps(self) -> tuple[AnyStep, ...]:
+        """Return what ranks do."""
+        return schedule(self.layers, self.given, self.two_steps, self.names, self.left)
+
+    def two_steps(self, rows: int) -> bool:
+        """Return whether sums that all get are made in two steps: one swap between two moves as much."""
+        return self.active > 2
+
+
+def stage_parts(
+    spec: ModelSpec, stage: Stage, crew: Sequence[int], requests: Sequence[int], tile_rows: int = 0, *,
+    folded: bool = False,
+) -> StageParts:  # fmt: skip
+    """Return the parts of a stage's layers over a batch, as its crew cuts them.
+
+    Parameters
+    ----------
+    crew
+        Its devices that run it, by their number in the stage: all that have a share; ranks are numbers in it.
+    requests
+        How many rows each request of the batch has.
+    tile_rows
+        As in the plan.
+    folded
+        Whether layers that are alike stand in it once, with how many they are (`solver.schedule.schedule.unfolded`).
+    """
+    own = _Placing(stage, crew, tuple(requests), tile_rows)
+    run = spec.run(stage.span.start)
+    x = replace(run.blocks[0].stream, hidden=spec.hidden).value(STREAM, sum(requests))
+    lies = own.behind(stage.first, x)
+    given, layers = {x.name: (x, lies.box(x))}, list[tuple[Span, list[PlacedPart]]]()
+    for span, layer in _runs(spec, stage) if folded else _each(stage):
+        number, some = span.start, list[PlacedPart]()
+        run, halves = spec.run(number), stage.part(number)
+        for place, (block, plan) in enumerate(zip(run.blocks, layer, strict=True)):
+            both = Span(place, place + 1).scaled(HALVES)
+            if not (part := halves.intersect(both)).size:
+                continue
+            parts, after = _parts(run, number, block, own.requests, x)
+            placed = own.placed(parts, plan, lies)
+            if part.start != both.start:  # it begins behind the first half: with what that has made
+                placed = placed[_second_half(placed) :]
+                inner = placed[0].part.reads[0]
+                given[inner.name] = (inner, own.behind(plan, inner).box(inner))
+            if part.stop != both.stop:
+                placed = placed[: _second_half(placed)]
+                layers.append((span, [*some, *placed]))
+                inner = placed[-1].part.writes
+                left = {value.name: own.behind(plan, value).box(value) for value in (x, inner)}
+                return StageParts(given, left, layers, {}, own.active.sum())
+            some += placed
+            x, lies = after, own.behind(plan, after)
+        layers.append((span, some))
+    return StageParts(given, {x.name: lies.box(x)}, layers, {}, int(own.active.sum()))
+
+
+def request_steps(spec: ModelSpec, plan: Plan, rows: int, *, folded: bool = True) -> tuple[list[int], list[AnyStep]]:
+    """Return what ranks do with a request under a plan of one stage, and which ranks: rank 0 and those with a share.
+
+    Rank 0 embeds it and hands it out, and gets what the layers leave.
+    """
+    (stage,) = plan.stages
+    crew = sorted({0, *stage.active})
+    parts = stage_parts(spec, stage, crew, (rows,), plan.tile_rows, folded=folded)
+    ((x, lies),) = parts.given.values()
+    embedded = some_have(x, [0], len(crew))
+    handed = [] if within(lies, embedded).all() else [ExchangeStep(HAND_OUT, x, (embedded,), lies)]
+    (last,) = parts.left
+    in_hand = replace(parts, left={last: embedded}, names={**parts.names, last: HAND_IN})
+    return crew, [ComputeStep(()), *handed, *in_hand.steps()]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Placing:
+    """Places parts as the plans of blocks say; arguments as of `stage_parts`."""
+
+    stage: Stage
+    crew: Sequence[int]
+    requests: tuple[int, ...]
+    tile_rows: int
+
+    @property
+    def active(self) -> Spans:
+        """1 for ranks that take part, else 0, [1, p, 1]."""
+        has = self.stage.active
+        return taking([rank for rank, device in enumerate(self.crew) if device in has], len(self.crew))
+
+    def behind(self, plan: BlockPlan, x: Value) -> Lies:
+        """Return how the stream lies after a block."""
+        own = plan.only(self.crew)
+        if own.rows is not None:
+            return Lies(ROW, _spans(Partition.of_shares(own.rows, sum(self.requests))))
+        if own.cut is Cut.SUB_BLOCKS:
+            assert own.inner is not None
+            return Lies(HIDDEN, _spans(own.inner) * (x.shape[1] // own.inner.total))
+        return Lies(WHOLE, self.active * whole(1))
+
+    def placed(self, parts: Sequence[Part], plan: BlockPlan, before: Lies) -> list[PlacedPart]:
+        """Return the parts of a block as its plan cuts them, where the stream lies so before it."""
+        own, after = plan.only(self.crew), self.behind(plan, parts[-1].writes)
+        *body, join = parts
+        by_rows = after.axis == ROW and before.axis == ROW
+        found = list[PlacedPart]()
+        if body[0].role == NORM:
+            norm, *body = body
+            gathers = by_rows and (own.cut is not Cut.ROWS or own.keys is not None)
+            found.append(self._cut(norm, ROW, before.spans) if gathers else PlacedPart(norm, WITH_READER))
+        if own.cut is Cut.ROWS:
+            found += self._by_rows(body, own, after.spans)
+        elif own.cut in (Cut.WHOLE, Cut.SUB_BLOCKS):
+            found += [PlacedPart(part, WITH_READER) for part in body]
+        else:
+            found += self._shared(body, own, comes=by_rows)
+        return [*found, replace(self._cut(join, after.axis, after.spans), ahead=True)]
+
+    def _cut(self, part: Part, axis: str, spans: Spans, **how: Any) -> PlacedPart:
+        return PlacedPart(part, axis, spans, widens=True, **{"tile_rows": self.tile_rows, **how})
+
+    def _by_rows(self, body: Sequence[Part], plan: BlockPlan, rows: Spans) -> Iterator[PlacedPart]:
+        """Yield the parts of a block that is cut by rows, but for its join.
+
+        What is read of other rows is made by who has these, and what reads it is computed as it comes; where the input
+        is gathered, everyone makes it of all rows.
+        """
+        reach = {name for part in body for name, axis in part.reach if axis == ROW}
+        for part in body:
+            if part.writes.name in reach and plan.keys is None:
+                yield self._cut(part, ROW, rows)
+            elif any(value.name in reach for value in part.reads):
+                yield self._cut(part, ROW, rows, tile_rows=None, as_comes=True, route=plan.route)
+            else:
+                yield PlacedPart(part, WITH_READER)
+
+    def _shared(self, body: Sequence[Part], plan: BlockPlan, *, comes: bool) -> Iterator[PlacedPart]:
+        """Yield the parts of a block whose heads or columns are shared out, but for its join; `comes`: its rows do."""
+        assert plan.inner is not None
+        inner, grid = _spans(plan.inner), plan.cut is Cut.GRID
+        tile, columns = _tiles(plan) if grid else (inner, None if plan.columns is None else _spans(plan.columns))
+        route = plan.route if comes else Route.DIRECT
+        (x,) = body[0].reads
+        for part in body:
+            axis = part.kind.axis if part.kind.axis in part.axes else _other_axis(part)
+            first, last = x in part.reads, part.cut
+            if first and grid:
+                assert columns is not None
+                summed, added = over_tiles(part)
+                spans = _units(body, part, axis, tile)
+                yield self._cut(summed, axis, spans, tile_rows=None, also={HIDDEN: columns}, as_comes=True)
+                yield self._cut(added, axis, _units(body, part, axis, inner), tile_rows=None)
+            elif first:
+                spans = _units(body, part, axis, inner)
+                yield self._cut(part, axis, spans, tile_rows=None, as_comes=comes, route=route)
+            elif not last:
+                begins = comes or plan.groups > 1
+                yield self._cut(part, axis, inner, tile_rows=None, begins=begins, groups=plan.groups)
+            elif plan.cut is Cut.TO_ROWS:
+                yield PlacedPart(part, WITH_READER)
+            elif plan.cut is Cut.COLUMNS:
+                assert columns is not None
+                yield self._cut(part, HIDDEN, columns, tile_rows=None)
+            else:
+                begins = int((inner[..., 1] > inner[..., 0]).sum()) > 1
+                yield self._cut(part, axis, tile, begins=begins, also={HIDDEN: columns} if grid else {})
+
+
+def _parts(run: Run, number: int, block: Block, requests: tuple[int, ...], x: Value) -> tuple[list[Part], Value]:
+    """Return the parts of a block of a layer, over rows of the stream."""
+    names = [f"{prefix}/{block.name}" for prefix in layer_prefixes(run, number)]
+    if run.parts > 1:
+        return in_sub_blocks(names, block.kind.asked(requests), block.stream, x)
+    return parts_of_blocks([(names[0], block.kind.asked(requests))], block.stream, x, normed_apart=True)
+
+
+def _second_half(placed: Sequence[PlacedPart]) -> int:
+    """Return which part of a block its second half begins with."""
+    return next(number for number, own in enumerate(placed) if own.part.cut)
+
+
+def _other_axis(part: Part) -> str:
+    """Return the axis that a part is cut along, where it has not that of its kind: that of keys and values."""
+    (axis,) = (axis for axis in part.axes if axis != ROW)
+    return axis
+
+
+def _units(body: Sequence[Part], part: Part, axis: str, inner: Spans) -> Spans:
+    """Return the spans of a part's axis that shares of its kind's axis need."""
+    kind_axis, of_value = part.kind.axis, (part.writes.name, axis)
+    if axis == kind_axis:
+        return inner
+    return next(reader.reach[of_value] for reader in body if of_value in reader.reach)({kind_axis: inner})
+
+
+def _tiles(plan: BlockPlan) -> tuple[Spans, Spans]:
+    """Return of every rank's tile of a grid the heads or columns of its kind, and the columns of the stream."""
+    assert plan.inner is not None
+    tiles = [plan.tile(rank) for rank in range(len(plan.inner))]
+    ends = np.array([[[(span.start, span.stop) for span in tile] for tile in tiles]], np.int64)
+    return ends[:, :, 0], ends[:, :, 1]
+
+
+def _spans(partition: Partition) -> Spans:
+    return np.array([[(span.start, span.stop) for span in partition]], np.int64)
+
+
+def _each(stage: Stage) -> Iterator[tuple[Span, LayerPlan]]:
+    return ((Span(at, at + 1), layer) for span, layer in stage.layers for at in range(span.start, span.stop))
+
+
+def _runs(spec: ModelSpec, stage: Stage) -> Iterator[tuple[Span, LayerPlan]]:
+    """Yield layers that are alike: the first and the second, then the others together, of which the last is alone."""
+    for start, count, layer in alike(spec, stage):
+        stop = start + count
+        alone = {start, start + 1, start + 2, stop - (stop == stage.span.stop), stop}
+        for one, other in pairwise(sorted(edge for edge in alone if start <= edge <= stop)):
+            yield Span(one, other), layer
