@@ -27,11 +27,13 @@ from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
 from solver.model.kinds.attention import FULL_CONTEXTS, FULL_KEYS, Attention
 from solver.model.kinds.join import Join
-from solver.model.kinds.part import HEAD, KV, ROW, Part, RankRegion, Value
+from solver.model.kinds.part import HEAD, HIDDEN, KV, NUMBER, ROW, Part, RankRegion, Value
 from solver.model.spec import ModelSpec
 from solver.plan.layout import Box
 from solver.plan.plan import Plan, Stage
+from solver.schedule.encoders.placing import stage_parts
 from solver.schedule.places import OwnCompute, OwnExchange, OwnStep, RankRun, Used, own_steps, places_of
+from solver.schedule.regions import box_of as box_of_rank
 from solver.schedule.schedule import AnyStep, Called
 
 
@@ -87,6 +89,17 @@ class EncoderProgram(Compiled):
             [Lying(box, self._memory.view(name, box)).rows(box) for name, box in own] for own in (given, left)
         )
 
+    def take(self, x: Array) -> None:
+        """Begin with rows, of all values side by side."""
+        start = 0
+        for own in self.given:
+            own[...] = x[:, start : start + own.shape[1]]
+            start += own.shape[1]
+
+    def result(self) -> Array:
+        """Return the rows that it has left, of all values side by side."""
+        return np.concatenate(self.left, axis=1)
+
     def run(self) -> None:
         """Compute `left` of `given`."""
         self._run()
@@ -128,6 +141,7 @@ class EncoderProgram(Compiled):
 # Called before every layer; returns the plan that holds from there on, if it is another, and this rank's layers by it.
 Look = Callable[[int], tuple[Plan, Sequence[LayerKernels]] | None]
 Ran = Generator[None, None, tuple[Array, Plan]]
+STREAM_AXES = (ROW, HIDDEN, NUMBER)
 PROGRAMS = 4  # that are kept: batches of texts have new lengths all the time
 
 
@@ -139,8 +153,6 @@ class StageShare:
     ----------
     spec, plan, stage
         The model, and whose stage it is.
-    crew
-        The stage's devices that run it.
     layers
         What this rank holds of its layers, from the first of the stage.
     programs
@@ -150,13 +162,10 @@ class StageShare:
     spec: ModelSpec
     plan: Plan
     stage: Stage
-    crew: tuple[int, ...]
     layers: Sequence[LayerKernels]
     programs: dict[tuple[object, ...], EncoderProgram] = field(default_factory=dict)
 
-    def run(
-        self, x: Array, batch: Batch, group: Group, coding: Coding, backend: Backend, look: Look | None
-    ) -> Ran:
+    def run(self, x: Array, batch: Batch, group: Group, coding: Coding, backend: Backend, look: Look | None) -> Ran:
         """Carry rows through the stage's layers; return them, and the plan by which they lie.
 
         A rank that is alone yields behind every layer, so that it can do something else; where others wait for it, it
@@ -169,22 +178,51 @@ class StageShare:
         look
             Whether, and when, the plan changes on the way: then layer by layer.
         """
-        share, lies, left = self, self._lies(batch), self.stage.span
-        while left.size:
-            some = left
-            if look is not None:
-                if (change := look(left.start)) is not None:
-                    (plan, layers), look = change, None
-                    share = StageShare(self.spec, plan, plan.stages[0], self.crew, layers)
-                some = left if look is None else Span(left.start, left.start + 1)
-            program = share.program(batch, some, lies, group, coding, backend)
-            program.take(x)
-            if group.size == 1:
-                yield from program.layers()
-            else:
-                program.run()
-            x, lies, left = program.result(), program.lies, Span(some.stop, left.stop)
-        return x, share.plan
+        program = self.program(batch, group, coding, backend)
+        program.take(x)
+        if group.size == 1:
+            yield from program.layers()
+        else:
+            program.run()
+        return program.result(), self.plan
+
+    def program(self, batch: Batch, group: Group, coding: Coding, backend: Backend) -> EncoderProgram:
+        """Return the program for a batch."""
+        key = batch, coding
+        if key not in self.programs:
+            while len(self.programs) >= PROGRAMS:
+                del self.programs[next(iter(self.programs))]
+            self.programs[key] = self._compiled(batch, group, coding, backend)
+        return self.programs[key]
+
+    def _compiled(self, batch: Batch, group: Group, coding: Coding, backend: Backend) -> EncoderProgram:
+        lengths = [request.size for request in batch.requests]
+        parts = stage_parts(self.spec, self.stage, self.stage.active, lengths, self.plan.tile_rows)
+        given, left = (
+            [(name, box_of_rank(region, tuple(region), group.rank)) for name, region in reversed(some.items())]
+            for some in ({name: region for name, (_, region) in parts.given.items()}, parts.left)
+        )
+        return EncoderProgram(parts.steps(), given, left, self._kernels(group.rank), batch, group, coding, backend)
+
+    def _kernels(self, rank: int) -> dict[str, BlockKernels]:
+        """Return what this rank holds, by the block's name."""
+        found: dict[str, BlockKernels] = {}
+        for number, layer in zip(range(self.stage.span.start, self.stage.span.stop), self.layers, strict=True):
+            run, cuts = self.spec.run(number), self.stage.layer(number)
+            assert cuts is not None
+            for block, cut, kernels in zip(run.blocks, cuts, layer, strict=True):
+                if run.parts == 1:
+                    found |= {f"layers/{number}/{block.name}": own for own in kernels}
+                else:
+                    assert cut.inner is not None
+                    sub_blocks = cut.inner[self.stage.active[rank]]
+                    found |= {
+                        f"layers/{number}/{sub_block}/{block.name}": own
+                        for sub_block, own in zip(range(sub_blocks.start, sub_blocks.stop), kernels, strict=True)
+                    }
+        return found
+
+
 @dataclass(slots=True, eq=False)
 class Binding:
     """Binds what a rank computes in a step to where values lie.
@@ -211,17 +249,34 @@ class Binding:
     read: dict[str, Value] = field(default_factory=dict)  # what keys would be made of that are avoided, by their name
 
     def units(self, run: RankRun) -> list[Unit]:
-        """Return what a rank computes, graph by graph."""
+        """Return what a rank computes, graph by graph; of sub-blocks one by one."""
         names, start, found = [self._block(part) for part, _ in run], 0, list[Unit]()
         while start < len(run):
-            kernels = self.kernels[names[start]]
-            roles = tuple(
-                part.role for (part, _), own in zip(run[start:], names[start:], strict=True) if own == names[start]
-            )
-            count = next((end for end in range(len(roles), 0, -1) if roles[:end] in kernels.graphs), 1)
-            found.append(Unit(names[start], roles[:count], run[start : start + count], kernels))
+            name, (part, region) = names[start], run[start]
+            sub_blocks: Sequence[int | None] = [None]
+            if name.split("/")[2].isdigit():
+                width = part.stream.hidden
+                sub_blocks = range(region[HIDDEN].start // width, region[HIDDEN].stop // width)
+            kernels = [self.kernels[_named(name, own)] for own in sub_blocks]
+            roles = tuple(part.role for (part, _), own in zip(run[start:], names[start:], strict=True) if own == name)
+            count = next((end for end in range(len(roles), 0, -1) if roles[:end] in kernels[0].graphs), 1)
+            some = run[start : start + count]
+            for sub_block, own in zip(sub_blocks, kernels, strict=True):
+                parts = some if sub_block is None else self._of_sub_block(some, sub_block)
+                found.append(Unit(_named(name, sub_block), roles[:count], parts, own))
             start += count
         return found
+
+    def _of_sub_block(self, run: RankRun, number: int) -> RankRun:
+        """Return parts of all sub-blocks as those of one."""
+        found, (last, ends) = [], run[-1]
+        if last.writes.axes == STREAM_AXES:  # all write theirs in one array
+            self._out(last.writes, ends)
+        for part, region in run:
+            columns = Span(number, number + 1).scaled(part.stream.hidden)
+            *reads, writes = (_of_one(value, number) for value in (*part.reads, part.writes))
+            found.append((replace(part, reads=tuple(reads), writes=writes), {**region, HIDDEN: columns}))
+        return tuple(found)
 
     def calls(self, units: Sequence[Unit]) -> Iterator[tuple[str, CompiledCall]]:
         """Yield what computes them, each call with its name in traces."""
@@ -355,6 +410,21 @@ class Binding:
         if key not in self.scratch:
             self.scratch[key] = np.empty(key[1], np.float32)
         return self.scratch[key].reshape(shape, copy=False)
+
+
+def _named(block: str, sub_block: int | None) -> str:
+    """Return a block's name, or that of a sub-block, of the name of the first one."""
+    layers, layer, *_, kind = block.split("/")
+    return block if sub_block is None else "/".join((layers, layer, str(sub_block), kind))
+
+
+def _of_one(value: Value, sub_block: int) -> Value:
+    """Return a value of all sub-blocks as that of one: its columns of the stream, or what lies between."""
+    if value.axes == STREAM_AXES:
+        return value
+    layers, layer, _, *rest = value.name.split("/")
+    name = "/".join((layers, layer, str(sub_block), *rest))
+    return replace(value, name=name, axes=(ROW, *value.axes[2:]), shape=(value.shape[0], *value.shape[2:]))
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,7 @@ import numpy as np
 from hepti_mpi.base.lacking import Lacking
 from hepti_mpi.engine.load import Done, WeightsSource
 from hepti_mpi.kernels import numpy_kernels
-from hepti_mpi.kernels.products import AddResidual, Graph, Linear, MakeGraph, Norm, Operation
+from hepti_mpi.kernels.products import AddBias, AddResidual, Graph, Linear, MakeGraph, Norm, Operation
 from hepti_mpi.kernels.relative import Relative
 from solver.base.arrays import Array
 from solver.model.blocks import Block, BlockKind
@@ -81,33 +81,45 @@ def block_kernels(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockK
 
 def attention(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:
     """Make the kernels of multi-head attention."""
-    weight, bias, avoided = w["into"], w["into_bias"], None
-    H, width = share.block.hidden, len(weight) // 3
-    into: dict[Roles, Sequence[Operation]] = {}
-    if len(weight):
-        into["queries",] = [Linear(weight[:width], bias[:width])]
-        if share.avoided:
-            # K's bias adds the same to every score of a query, which a softmax does not see.
-            avoided = numpy_kernels.KeyWeights(weight[H : 2 * H], weight[2 * H :], bias[2 * H :])
-        else:
-            into[FULL_KEYS,] = [Linear(weight[width:], bias[width:])]
+    weight, bias, kind, avoided = w["into"], w["into_bias"], share.block.kind, None
+    assert isinstance(kind, Attention)
+    H, into = share.block.hidden, dict[Roles, Sequence[Operation]]()
+    if share.avoided and len(weight):
+        # K's bias adds the same to every score of a query, which a softmax does not see.
+        avoided = numpy_kernels.KeyWeights(weight[H : 2 * H], weight[2 * H :], bias[2 * H :])
+        into["queries",] = [Linear(weight[:H], bias[:H])]
+    else:
+        for role, own in (("queries", slice(None, 1)), (FULL_KEYS, slice(1, None))):
+            thirds = (array.reshape(3, -1, *array.shape[1:])[own] for array in (weight, bias))
+            into |= _first(role, share, *(array.reshape(-1, *array.shape[2:]) for array in thirds))
     kernels = finished(make, share, into, {"output": Linear(w["out"], None)}, w)
-    assert isinstance(share.block.kind, Attention)
-    if not share.block.kind.buckets:
-        return replace(kernels, avoided=avoided)
-    return replace(
-        kernels, avoided=avoided, relative=Relative(w["relative"].reshape(-1, share.block.kind.buckets))
-    )
+    relative = Relative(w["relative"].reshape(-1, kind.buckets)) if kind.buckets else None
+    return replace(kernels, avoided=avoided, relative=relative)
 
 
 def mlp(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:
     """Make the kernels of the feed-forward block."""
     assert isinstance(share.block.kind, Mlp)
-    up, down = Linear(w["into"], w["into_bias"], share.block.kind.activation), Linear(w["out"], None)
+    weight, bias, activation = w["into"], w["into_bias"], share.block.kind.activation
+    down = Linear(w["out"], None)
     # By rows in one graph, but where another stage has the other half.
-    if share.alone and len(w["into"]) and len(w["out"]):
-        return finished(make, share, {}, {"up": up, "down": down}, w)
-    return finished(make, share, {("up",): [up]} if len(w["into"]) else {}, {"down": down}, w)
+    if share.alone and len(weight) and len(w["out"]):
+        return finished(make, share, {}, {"up": Linear(weight, bias, activation), "down": down}, w)
+    return finished(make, share, _first("up", share, weight, bias, activation), {"down": down}, w)
+
+
+def _first(
+    role: str, share: BlockShare, weight: Array, bias: Array, activation: str = "identity"
+) -> dict[Roles, Sequence[Operation]]:
+    """Return a block's first product; of a grid a summand of it, and what is made of the sum."""
+    found: dict[Roles, Sequence[Operation]] = {}
+    if not share.grid:
+        return {(role,): [Linear(weight, bias, activation)]} if weight.size else found
+    if weight.size:
+        found[f"summed {role}",] = [Linear(np.ascontiguousarray(weight.T), None)]
+    if bias.size:
+        found[f"added {role}",] = [AddBias(bias, activation)]
+    return found
 
 
 # By the class of a block's kind: what makes its kernels.

@@ -25,7 +25,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from hepti_mpi.base.memory import give_back
 from hepti_mpi.kernels import numpy_kernels
-from hepti_mpi.kernels.products import AddResidual, Backend, Graph, Linear, Norm, NumpyGraph, Operation
+from hepti_mpi.kernels.products import AddBias, AddResidual, Backend, Graph, Linear, Norm, NumpyGraph, Operation
 from solver.base.arrays import Array, Numbers
 from solver.base.environment import int8_overflows, omp_threads
 
@@ -118,6 +118,10 @@ def _nodes(operation: Operation, linear: MakeLinear, x: str, y: str, prefix: str
     if isinstance(operation, Norm):
         node = helper.make_node("LayerNormalization", [x, weight, bias], [y], axis=-1, epsilon=operation.eps)
         return Nodes([node], {weight: operation.weight, bias: operation.bias}, {})
+    if isinstance(operation, AddBias):
+        last = y if operation.activation == "identity" else sum_of
+        add = helper.make_node("Add", [x, bias], [last])
+        return Nodes([add, *activate(operation.activation, sum_of, y)], {bias: operation.bias}, {})
     nodes = [helper.make_node("Add", [x, "residual"], [sum_of]), helper.make_node("Add", [sum_of, bias], [y])]
     return Nodes(nodes, {bias: operation.bias}, {})
 

@@ -28,6 +28,14 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class AddBias:
+    """x [rows, out] -> act(x + b): what is made of a sum of products."""
+
+    bias: Array
+    activation: str = "identity"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class AddResidual:
     """x [rows, H] -> x + bias + residual, the graph's second input."""
 
@@ -43,7 +51,7 @@ class Norm:
     eps: float
 
 
-Operation = Linear | AddResidual | Norm
+Operation = Linear | AddBias | AddResidual | Norm
 
 
 class Graph(Protocol):
@@ -120,6 +128,8 @@ def _computed(operation: Operation, x: Array, residual: Array | None, out: Array
         total = np.add(x, residual, out=out)
         total += operation.bias
         return total
+    if isinstance(operation, AddBias):
+        return numpy_kernels.ACTIVATIONS[operation.activation](np.add(x, operation.bias, out=out))
     if operation.bias is None:
         return np.matmul(x, operation.weight, out=out)
     y = numpy_kernels.linear(x, operation.weight, operation.bias, out)
