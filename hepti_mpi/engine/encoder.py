@@ -510,15 +510,15 @@ class Unit:
 
 def _without(rows: Span, blocks: Iterable[Span]) -> list[Span]:
     """Return rows but for those of some blocks."""
-    left = [rows]
+    left = [(rows.start, rows.stop)]
     for block in blocks:
         left = [
             own
-            for some in left
-            for own in (Span(some.start, min(some.stop, block.start)), Span(max(some.start, block.stop), some.stop))
-            if own.start < own.stop
+            for start, stop in left
+            for own in ((start, min(stop, block.start)), (max(start, block.stop), stop))
+            if own[0] < own[1]
         ]
-    return left
+    return [Span(*own) for own in left]
 
 
 def _run_arriving(
