@@ -22,6 +22,7 @@ import numpy as np
 from solver.base.spans import Span, largest_remainder, pieces_of, tiles
 from solver.model.kinds.part import HIDDEN, NUMBER, ROW, WHOLE, Part, Region, Spans, Value, there, whole
 from solver.plan.layout import Layout, moves
+from solver.plan.plan import Wire
 from solver.plan.routes import Route
 from solver.schedule.regions import Lengths, boxes, hull, lengths, overlaps, volume, within
 
@@ -121,6 +122,11 @@ class PlacedPart:
             return np.array([self.rows.start, self.rows.stop])
         return whole(self.part.axes[axis])
 
+    @property
+    def in_tiles(self) -> bool:
+        """Whether it is a sum over what ranks have, made in pieces."""
+        return self.tile_rows is not None and self.axis not in (WHOLE, *self.part.writes.axes)
+
     @cached_property
     def partial(self) -> bool:
         """Whether ranks get summands."""
@@ -184,38 +190,51 @@ class ExchangeStep(LayerStep):
     @cached_property
     def moved(self) -> Lengths:
         """How many numbers rank i sends rank j, [n, i, j]."""
-        moved = np.asarray(sum(overlaps(own, self.want) for own in self.have))
-        if not self.partial and (moved.sum(-2) > volume(self.want)).any():  # several have the same
-            moved = np.stack([self._chosen(plan) for plan in range(len(moved))])
-        ranks = np.arange(moved.shape[-1])
-        moved[..., ranks, ranks] = 0
-        return moved
+        return np.asarray(self.by_piece.sum(0))
+
+    @cached_property
+    def by_piece(self) -> Lengths:
+        """How many numbers of each piece of what it has rank i sends rank j, [pieces, n, i, j]."""
+        found = self._common(self.want)
+        if not self.partial and (found.sum((0, -2)) > volume(self.want)).any():  # several have the same
+            found = np.stack([self._chosen(plan) for plan in range(found.shape[1])], 1)
+        ranks = np.arange(found.shape[-1])
+        found[..., ranks, ranks] = 0
+        return found
+
+    def _common(self, want: Region) -> Lengths:
+        """Return how much rank i has of what rank j wants along some axes, by piece, [pieces, n, i, j]."""
+        if len(self.have) == 1:
+            return overlaps({axis: self.have[0][axis] for axis in want}, want)[None]
+        have = {axis: np.stack([own[axis] for own in self.have]) for axis in want}
+        return overlaps(have, {axis: spans[None] for axis, spans in want.items()})
 
     @property
-    def row(self) -> Lengths | int:
-        """How many numbers of a row rank i sends rank j, [n, i, j]: a row has a scale where it travels in few bits."""
+    def rows(self) -> Lengths:
+        """Rows of a piece that rank i sends rank j, [pieces, n, i, j]: each has a scale where bits are few."""
         last = self.value.axes[-self.value.scaled :]
         if last == (NUMBER,):
-            return self.value.shape[-1]
-        wanted = {axis: self.want[axis] for axis in last}
-        common = [overlaps({axis: own[axis] for axis in last}, wanted) for own in self.have]
-        return np.asarray(np.maximum(np.max(common, axis=0), 1))
+            return self.by_piece // self.value.shape[-1]
+        return self.by_piece // np.maximum(self._common({axis: self.want[axis] for axis in last}), 1)
+
+    def wire_bytes(self, wire: Wire) -> Lengths:
+        """Return how many bytes of each piece rank i sends rank j, [pieces, n, i, j]."""
+        found = self.by_piece * wire.bits // 8
+        return found + self.rows * wire.scale_bytes if wire.scale_bytes else found
 
     @property
     def coded(self) -> Lengths:
-        """How many numbers rank i codes, [n, i]: what several ranks get alike, once."""
-        moved = self.moved
-        if len(self.have) > 1:
-            return np.asarray(moved.sum(-1))
-        same = []
-        for axis, spans in self.have[0].items():
-            one, other = spans[..., :, None, :], self.want[axis][..., None, :, :]
+        """How many numbers rank i codes, [n, i]: what several ranks get alike of a piece, once."""
+        alike = []
+        for axis, spans in self.want.items():
+            one = np.stack([own[axis] for own in self.have])[..., :, None, :]
+            other = spans[..., None, :, :]
             start, stop = np.maximum(one[..., 0], other[..., 0]), np.minimum(one[..., 1], other[..., 1])
-            same += [end[..., :, None] == end[..., None, :] for end in (start, stop)]
-        ranks = np.arange(moved.shape[-1])
+            alike += [end[..., :, None] == end[..., None, :] for end in (start, stop)]
+        ranks = np.arange(self.by_piece.shape[-1])
         # The same as what a rank before j gets, which is not i itself.
-        before = np.logical_and.reduce(same) & (ranks < ranks[:, None]) & (ranks != ranks[:, None, None])
-        return np.asarray(np.where(before.any(-1), 0, moved).sum(-1))
+        before = np.logical_and.reduce(alike) & (ranks < ranks[:, None]) & (ranks != ranks[:, None, None])
+        return np.asarray(np.where(before.any(-1), 0, self.by_piece).sum((0, -1)))
 
     def layouts(self, plan: int = 0) -> tuple[Layout, Layout]:
         """Return what ranks have and want under one of the plans; once found, it is kept."""
@@ -233,10 +252,12 @@ class ExchangeStep(LayerStep):
         return Layout(pieces, self.partial), Layout.of(boxes(self.want, self.value.axes, plan))
 
     def _chosen(self, plan: int) -> Lengths:
+        """Return what ranks send each other of which piece where several have the same, [pieces, i, j]."""
         have, want = self.layouts(plan)
-        found = np.zeros((have.ranks, have.ranks), np.int64)
+        found = np.zeros((len(self.have), have.ranks, have.ranks), np.int64)
+        some = [np.flatnonzero(own) for own in np.stack([there(own)[plan] for own in self.have]).T]
         for move in moves(have, want):
-            found[move.sender, move.receiver] += move.box.size
+            found[some[move.sender][move.piece], move.sender, move.receiver] += move.box.size
         return found
 
 
@@ -338,6 +359,7 @@ class _Builder:
     values: dict[str, Value] = field(default_factory=dict)
     have: dict[str, tuple[Region, ...]] = field(default_factory=dict)
     partial: set[str] = field(default_factory=set)
+    shared: set[str] = field(default_factory=set)  # sums of which ranks may each make some
     steps: list[AnyStep] = field(default_factory=list)
     group: list[PlacedPart] = field(default_factory=list)  # the computation that is open
     waiting: list[PlacedPart] = field(default_factory=list)  # parts that are computed with their reader
@@ -379,12 +401,14 @@ class _Builder:
         leaves = frozenset(own.part.writes.name for own in live)
         runs, needs = walk(self.group, _made(self.group, leaves))
         route = next((own.route for own in placed), Route.DIRECT)
-        early = self._early(number) if runs else {}
-        for name, box in early.items():
-            if name not in needs:
-                self.bring(name, box)
+        for name, box in (self._early(number) if runs else {}).items():
+            read = needs.get(name)
+            if read is not None and (within(read, box) | within(box, read)).all():
+                needs[name] = hull(read, box)
+            elif self.bring(name, box) and read is not None:  # it goes on from there
+                self.have[name] = (box,)
         for name, box in needs.items():
-            self.bring(name, hull(box, early[name]) if name in early else box, route)
+            self.bring(name, box, route)
         if runs:
             last = runs[-1][0].part.writes.name
             run, made = self._when(last)
@@ -397,6 +421,8 @@ class _Builder:
             self.have[own.part.writes.name] = (own.box,)
             if own.partial:
                 self.partial.add(own.part.writes.name)
+            if own.partial or own.in_tiles:
+                self.shared.add(own.part.writes.name)
         self.group = []
 
     def _early(self, number: int) -> dict[str, Region]:
@@ -414,19 +440,21 @@ class _Builder:
         last = self.steps[-1] if self.steps else None
         return last.value.name if isinstance(last, ExchangeStep) and last.value.name in needs else ""
 
-    def bring(self, name: str, want: Region, route: Route = Route.DIRECT) -> None:
-        """Add the exchanges after which every rank has its box of a value; none where all have it."""
+    def bring(self, name: str, want: Region, route: Route = Route.DIRECT) -> bool:
+        """Add the exchanges after which every rank has its box of a value; return whether some have it not yet."""
         value, have, partial = self.values[name], self.have[name], name in self.partial
         if not partial and np.logical_or.reduce([within(want, own) for own in have]).all():
-            return
+            return False
         run, made = self._when(name)
         # What all want alike goes in two; of logits everyone wants others.
-        two = partial and HIDDEN in want and self.two_steps(int(lengths(want[ROW]).max()))
+        two = name in self.shared and HIDDEN in want and self.two_steps(int(lengths(want[ROW]).max()))
         having = self.pieces.pop(name, have)
         for step in exchanges(self.names.get(name, name), value, having, want, partial=partial, two_steps=two):
             self.steps.append(replace(step, run=run, layers=made, route=Route.DIRECT if partial else route))
         self.have[name] = (want,) if partial else (*have, want)
         self.partial.discard(name)
+        self.shared.discard(name)
+        return True
 
     def _when(self, name: str) -> tuple[Span, Span]:
         """Return the layers at hand, and those after which something is done with a value."""
@@ -497,8 +525,8 @@ def _in_pieces(live: Sequence[PlacedPart], then: Mapping[str, Region], two_steps
     found = dict[str, Region]()
     for own in live:
         name = own.part.writes.name
-        if own.axis not in own.part.writes.axes and own.tile_rows is not None and name in then:
-            found[name] = _for_others(own, then[name], own.tile_rows, two_steps)
+        if own.in_tiles and name in then:
+            found[name] = _for_others(own, then[name], two_steps)
         elif own.groups > 1:
             found[name] = _along(own.box, own.axis, [pieces_of(span, own.groups) for span in _spans(own)])
         elif own.axis == ROW and own.tile_rows:
@@ -521,8 +549,9 @@ def _along(box: Region, axis: str, pieces: Sequence[Sequence[Span]]) -> Region:
     return {each: cut if each == axis else spans * some for each, spans in box.items()}
 
 
-def _for_others(placed: PlacedPart, want: Region, tile_rows: int, two_steps: TwoSteps) -> Region:
+def _for_others(placed: PlacedPart, want: Region, two_steps: TwoSteps) -> Region:
     """Return a rank's summands in the order in which it makes them: those of the ranks after it, its own the last."""
+    tile_rows = placed.tile_rows or 0
     if _all_want_the_same(want):
         if two_steps(int(lengths(want[ROW]).max())):
             want = _shared_out(placed.part.writes, want)

@@ -112,9 +112,10 @@ def stage_parts(
                 inner = placed[0].part.reads[0]
                 given[inner.name] = (inner, own.behind(plan, inner).box(inner))
             if part.stop != both.stop:
-                placed = placed[: _second_half(placed)]
-                layers.append((span, [*some, *placed]))
-                inner = placed[-1].part.writes
+                *placed, last = placed[: _second_half(placed)]
+                inner = last.part.writes
+                last = replace(last, axis=ROW, spans=own.behind(plan, inner).spans)
+                layers.append((span, [*some, *placed, last]))
                 left = {value.name: own.behind(plan, value).box(value) for value in (x, inner)}
                 return StageParts(given, left, layers, {}, own.active.sum())
             some += placed
@@ -168,22 +169,26 @@ class _Placing:
         """Return the parts of a block as its plan cuts them, where the stream lies so before it."""
         own, after = plan.only(self.crew), self.behind(plan, parts[-1].writes)
         *body, join = parts
-        by_rows = after.axis == ROW and before.axis == ROW
+        by_rows, begins = after.axis == ROW and before.axis == ROW, after.axis == ROW and before.axis == WHOLE
         found = list[PlacedPart]()
         if body[0].role == NORM:
             norm, *body = body
-            gathers = by_rows and (own.cut is not Cut.ROWS or own.keys is not None)
-            found.append(self._cut(norm, ROW, before.spans) if gathers else PlacedPart(norm, WITH_READER))
+            own_rows = own.cut is Cut.ROWS and own.keys is None
+            if own_rows or by_rows:
+                found.append(self._cut(norm, ROW, after.spans if own_rows else before.spans, begins=begins))
+            else:
+                found.append(PlacedPart(norm, WITH_READER))
         if own.cut is Cut.ROWS:
             found += self._by_rows(body, own, after.spans)
         elif own.cut in (Cut.WHOLE, Cut.SUB_BLOCKS):
             found += [PlacedPart(part, WITH_READER) for part in body]
         else:
             found += self._shared(body, own, comes=by_rows)
-        return [*found, replace(self._cut(join, after.axis, after.spans), ahead=True)]
+        return [*found, self._cut(join, after.axis, after.spans, ahead=True, begins=begins)]
 
     def _cut(self, part: Part, axis: str, spans: Spans, **how: Any) -> PlacedPart:
-        return PlacedPart(part, axis, spans, widens=True, **{"tile_rows": self.tile_rows, **how})
+        pieces = None if axis == WHOLE else self.tile_rows
+        return PlacedPart(part, axis, spans, widens=axis != WHOLE, **{"tile_rows": pieces, **how})
 
     def _by_rows(self, body: Sequence[Part], plan: BlockPlan, rows: Spans) -> Iterator[PlacedPart]:
         """Yield the parts of a block that is cut by rows, but for its join.
@@ -201,35 +206,39 @@ class _Placing:
                 yield PlacedPart(part, WITH_READER)
 
     def _shared(self, body: Sequence[Part], plan: BlockPlan, *, comes: bool) -> Iterator[PlacedPart]:
-        """Yield the parts of a block whose heads or columns are shared out, but for its join; `comes`: its rows do."""
+        """Yield the parts of a block whose heads or columns are shared out, but for its join.
+
+        In a grid the first product is cut along the stream's columns, too: ranks add up its summands first.
+
+        Parameters
+        ----------
+        comes
+            Whether the stream lies by rows: what reads it is computed as it comes.
+        """
         assert plan.inner is not None
-        inner, grid = _spans(plan.inner), plan.cut is Cut.GRID
-        tile, columns = _tiles(plan) if grid else (inner, None if plan.columns is None else _spans(plan.columns))
-        route = plan.route if comes else Route.DIRECT
-        (x,) = body[0].reads
+        (x,), inner = body[0].reads, _spans(plan.inner)
+        columns, tile, grid = None if plan.columns is None else _spans(plan.columns), inner, dict[str, Spans]()
+        if plan.cut is Cut.GRID:
+            tile, columns = _tiles(plan)
+            grid = {HIDDEN: columns}
+            summed, added = zip(*(over_tiles(part) for part in body if x in part.reads), strict=True)
+            body = [*summed, *added, *(part for part in body if x not in part.reads)]
+        lone = int((inner[..., 1] > inner[..., 0]).sum()) == 1
         for part in body:
-            axis = part.kind.axis if part.kind.axis in part.axes else _other_axis(part)
-            first, last = x in part.reads, part.cut
-            if first and grid:
-                assert columns is not None
-                summed, added = over_tiles(part)
-                spans = _units(body, part, axis, tile)
-                yield self._cut(summed, axis, spans, tile_rows=None, also={HIDDEN: columns}, as_comes=True)
-                yield self._cut(added, axis, _units(body, part, axis, inner), tile_rows=None)
-            elif first:
-                spans = _units(body, part, axis, inner)
-                yield self._cut(part, axis, spans, tile_rows=None, as_comes=comes, route=route)
-            elif not last:
-                begins = comes or plan.groups > 1
-                yield self._cut(part, axis, inner, tile_rows=None, begins=begins, groups=plan.groups)
-            elif plan.cut is Cut.TO_ROWS:
-                yield PlacedPart(part, WITH_READER)
-            elif plan.cut is Cut.COLUMNS:
+            if x in part.reads:
+                axis, spans = _cut_axis(body, part, tile)
+                route = plan.route if comes else Route.DIRECT
+                yield self._cut(part, axis, spans, tile_rows=None, also=grid, as_comes=comes, route=route)
+            elif part.cut and plan.cut is Cut.COLUMNS:
                 assert columns is not None
                 yield self._cut(part, HIDDEN, columns, tile_rows=None)
+            elif part.cut and plan.cut is not Cut.TO_ROWS:
+                yield self._cut(part, part.kind.axis, tile, begins=not lone, also=grid)
+            elif part.cut or any(part.writes in reader.reads and not reader.cut for reader in body):
+                yield PlacedPart(part, WITH_READER)
             else:
-                begins = int((inner[..., 1] > inner[..., 0]).sum()) > 1
-                yield self._cut(part, axis, tile, begins=begins, also={HIDDEN: columns} if grid else {})
+                begins = comes or plan.groups > 1
+                yield self._cut(part, part.kind.axis, inner, tile_rows=None, begins=begins, groups=plan.groups)
 
 
 def _parts(run: Run, number: int, block: Block, requests: tuple[int, ...], x: Value) -> tuple[list[Part], Value]:
@@ -245,18 +254,14 @@ def _second_half(placed: Sequence[PlacedPart]) -> int:
     return next(number for number, own in enumerate(placed) if own.part.cut)
 
 
-def _other_axis(part: Part) -> str:
-    """Return the axis that a part is cut along, where it has not that of its kind: that of keys and values."""
-    (axis,) = (axis for axis in part.axes if axis != ROW)
-    return axis
-
-
-def _units(body: Sequence[Part], part: Part, axis: str, inner: Spans) -> Spans:
-    """Return the spans of a part's axis that shares of its kind's axis need."""
-    kind_axis, of_value = part.kind.axis, (part.writes.name, axis)
-    if axis == kind_axis:
-        return inner
-    return next(reader.reach[of_value] for reader in body if of_value in reader.reach)({kind_axis: inner})
+def _cut_axis(body: Sequence[Part], part: Part, inner: Spans) -> tuple[str, Spans]:
+    """Return along which axis a part is cut, and its spans: of its kind's axis, or what these reach of another."""
+    kind_axis = part.kind.axis
+    if kind_axis in part.axes:
+        return kind_axis, inner
+    reaches = ((axis, reach) for reader in body for (_, axis), reach in reader.reach.items() if axis in part.axes)
+    axis, reach = next((axis, reach) for axis, reach in reaches if axis != ROW)
+    return axis, reach({kind_axis: inner})
 
 
 def _tiles(plan: BlockPlan) -> tuple[Spans, Spans]:
