@@ -30,8 +30,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from solver.cluster.curves import Floats
-from solver.schedule.exchange import Mask, Network
-from solver.schedule.timing import RESTED, TINY_S, Machine
+from solver.schedule.exchange import Exchange, Mask, Network, largest_other
+from solver.schedule.timing import PASSING, RESTED, TINY_S, Machine
 
 MOST_GAINED = 0.5  # of what a rank computes: by how much it is faster after a wait, at most
 
@@ -48,16 +48,20 @@ class Moment:
         When each had computed the pieces of what it sends.
     waited : [..., p]
         How long each has waited since.
+    sent_at : [..., p]
+        When its link has sent all that was to be sent.
     """
 
     ready: Floats
     computed_at: Floats
     waited: Floats
+    sent_at: Floats
 
     @classmethod
-    def at(cls, ready: Floats) -> Moment:
+    def at(cls, ready: Floats, sent_at: Floats | None = None) -> Moment:
         """Return that all have computed what they send, as one piece, when they are ready."""
-        return cls(ready, ready[..., None, :], np.zeros(ready.shape))
+        nothing = np.zeros(ready.shape)
+        return cls(ready, ready[..., None, :], nothing, nothing if sent_at is None else sent_at)
 
     @property
     def last(self) -> Floats:
@@ -66,7 +70,7 @@ class Moment:
 
     def later(self, seconds: Floats) -> Moment:
         """Return the same, so many seconds later, [..., 1]."""
-        return Moment(self.ready + seconds, self.computed_at + seconds[..., None], self.waited)
+        return Moment(self.ready + seconds, self.computed_at + seconds[..., None], self.waited, self.sent_at + seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,11 +83,18 @@ class Messages:
         From each to each, piece by piece.
     sending, taking : [..., p]
         The seconds in which every rank handles what it sends, and what comes.
+    working : [..., p, p]
+        The seconds in which each computes with what it has from each, itself among them, as it comes: it has done so
+        with what comes last when it has done so with all else. None: it does when all is there.
+    routed
+        How it travels, if not from its owners to all; `moved` has what is passed on, too.
     """
 
     moved: Floats
     sending: Floats
     taking: Floats
+    working: Floats | None = None
+    routed: Exchange | None = None
 
     @cached_property
     def leaving(self) -> Floats:
@@ -102,7 +113,8 @@ class Messages:
 
     def wire_s(self, network: Network) -> Floats:
         """Return how long until every rank has what comes, [..., p], if all have computed everything; 0 for nothing."""
-        return np.asarray(_arrivals(network, self, np.zeros(self.moved.shape[:-1])).max(-2))
+        computed_at = np.zeros(self.moved.shape[:-1])
+        return np.asarray(_arrivals(network, self, computed_at, np.zeros(self.sending.shape))[0].max(-2))
 
 
 TurnPart = Floats | Messages  # what ranks do: the seconds of its pieces, [..., pieces, p], or what they exchange
@@ -129,11 +141,14 @@ def advanced(machine: Machine, now: Moment, parts: Iterable[TurnPart], unrest_s:
 
 def exchanged(machine: Machine, now: Moment, messages: Messages, unrest: Floats | float = 1.0) -> Moment:
     """Return when ranks have what comes, and have handled it; these moments have so much of the devices' jitter."""
-    arrival = _arrivals(machine.network, messages, now.computed_at)
+    arrival, sent_at = _arrivals(machine.network, messages, now.computed_at, now.sent_at)
     done = now.ready + messages.sending
     moments = np.where(_same(machine.devices), done[..., None, :], np.where(arrival > 0, arrival, -np.inf))
+    if messages.working is not None:
+        done = done + messages.working.sum(-2)
+        moments = np.where(_same(machine.devices), done[..., None, :], moments + messages.working)
     begin = _latest(_late_scale(machine), unrest, moments)
-    return Moment(begin + messages.taking, now.computed_at, begin - done)
+    return Moment(begin + messages.taking, now.computed_at, begin - done, sent_at)
 
 
 def computed(machine: Machine, now: Moment, pieces: Floats, unrest: Floats | float = 1.0) -> Moment:
@@ -144,14 +159,14 @@ def computed(machine: Machine, now: Moment, pieces: Floats, unrest: Floats | flo
         seconds = np.maximum(seconds - faster, (1 - MOST_GAINED) * seconds)
     ready = now.ready + seconds
     if pieces.shape[-2] == 1:
-        return Moment.at(ready)
+        return Moment.at(ready, now.sent_at)
     after = [pieces[..., number + 1 :, :].sum(-2) for number in range(pieces.shape[-2])]
-    return Moment(ready, ready[..., None, :] - np.stack(after, -2), np.zeros(ready.shape))
+    return Moment(ready, ready[..., None, :] - np.stack(after, -2), np.zeros(ready.shape), now.sent_at)
 
 
 def waited_for(machine: Machine, now: Moment, messages: Messages) -> list[int]:
     """Return for whose messages every rank waits last; itself, if it waits for none."""
-    arrival = _arrivals(machine.network, messages, now.computed_at)
+    arrival, _ = _arrivals(machine.network, messages, now.computed_at, now.sent_at)
     np.fill_diagonal(arrival, now.ready + messages.sending)
     return [int(rank) for rank in arrival.argmax(0)]
 
@@ -168,10 +183,15 @@ def _late_scale(machine: Machine) -> float:
     return float(machine.late_scale(every)[0]) if machine.devices > 1 else 0.0
 
 
-def _arrivals(network: Network, messages: Messages, computed_at: Floats) -> Floats:
-    """Return when what a rank sends another is there, [..., sender, receiver]; 0 where it sends nothing."""
+def _arrivals(network: Network, messages: Messages, computed_at: Floats, sent_at: Floats) -> tuple[Floats, Floats]:
+    """Return when what a rank sends another is there, [..., sender, receiver], 0 where it sends nothing.
+
+    And when each link has sent what was to be sent; it begins when it has sent what was before.
+    """
+    if messages.routed is not None:
+        return _by_route(network, messages.routed, np.maximum(computed_at, sent_at[..., None, :])), sent_at
     moved, sent, received = messages.moved, messages.leaving, messages.received
-    out = np.zeros(received.shape)
+    out = sent_at
     arrival = np.zeros((*received.shape, received.shape[-1]))
     for number in range(moved.shape[-3]):
         own, at = sent[..., number, :], computed_at[..., number, :]
@@ -186,7 +206,28 @@ def _arrivals(network: Network, messages: Messages, computed_at: Floats) -> Floa
     begun = np.where(from_whom, computed_at[..., 0, :, None], np.inf).min(-2)
     full = np.where(received > 0, begun + received / network.bandwidth + network.latency_s, 0.0)
     is_last = last[..., None, :] == np.arange(received.shape[-1])[:, None]
-    return np.asarray(np.maximum(arrival, is_last * full[..., None, :]))
+    return np.asarray(np.maximum(arrival, is_last * full[..., None, :])), out
+
+
+def _by_route(network: Network, exchange: Exchange, computed_at: Floats) -> Floats:
+    """Return when every rank has all that comes, as if it were from the rank that is the last to send."""
+    first, last = computed_at[..., 0, :], computed_at[..., -1, :]
+    # Who passes a tile on does it when a tile of its own is done: half of one later, on average.
+    tile = (last - first) / np.maximum(exchange.tiles - 1, 1)
+    begun = first + tile * PASSING * (exchange.hops - 1) * (exchange.tiles > 1)
+    done = (last + exchange.last_seconds(network)) * (exchange.sent > 0)
+    arrived = np.maximum(largest_other(done), exchange.arrival(network, begun))
+    found = np.zeros((*arrived.shape, arrived.shape[-1]))
+    ranks = np.arange(arrived.shape[-1])
+    for rank in ranks:
+        others = np.where(ranks == rank, -1.0, done)
+        np.put_along_axis(
+            found[..., rank],
+            others.argmax(-1)[..., None],
+            np.where(exchange.received > 0, arrived, 0.0)[..., rank, None],
+            -1,
+        )
+    return found
 
 
 def _latest(scale: float, unrest: Floats | float, moments: Floats) -> Floats:

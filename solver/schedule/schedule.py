@@ -60,6 +60,8 @@ class PlacedPart:
         others; None: all at once), summands of others' rows before own ones; or so many of the axis.
     route
         How what it needs comes to ranks.
+    avoids
+        Who does without what it reads of others, [p]: keys and values; none do where it is empty.
     """
 
     part: Part
@@ -76,6 +78,7 @@ class PlacedPart:
     tile_rows: int | None = None
     groups: int = 1
     route: Route = Route.DIRECT
+    avoids: tuple[bool, ...] = ()
 
     def cut(self, spans: Mapping[tuple[int, str], Spans]) -> PlacedPart:
         """Return it with these spans of its stage and axis, if there are any."""
@@ -341,9 +344,12 @@ def schedule(
         builder.values[name], builder.have[name] = value, (own,)
     number = 0
     for builder.layers, some in layers:
+        done = len(builder.steps)
         for placed in some:
             builder.add(number, placed)
             number += 1
+        if len(builder.steps) == done and builder.layers.size:  # a computation has some layer, or less
+            builder.close(number)
     builder.layers = NOWHERE
     builder.close(number, left)
     for name, box in (left or {}).items():

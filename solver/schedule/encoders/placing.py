@@ -22,7 +22,7 @@ from solver.model.layers import in_sub_blocks, over_tiles, parts_of_blocks
 from solver.model.spec import ModelSpec, Run, layer_prefixes
 from solver.model.sublayers import HALVES
 from solver.plan.holdings import alike
-from solver.plan.plan import BlockPlan, LayerPlan, Plan, Stage
+from solver.plan.plan import BlockPlan, Keys, LayerPlan, Plan, Stage
 from solver.plan.routes import Route
 from solver.schedule.regions import some_have, taking, within
 from solver.schedule.schedule import WITH_READER, AnyStep, ComputeStep, ExchangeStep, PlacedPart, schedule
@@ -184,6 +184,7 @@ class _Placing:
             found += [PlacedPart(part, WITH_READER) for part in body]
         else:
             found += self._shared(body, own, comes=by_rows)
+        begins = begins or any(part.as_comes and part.axis == ROW for part in found)  # who attends makes no tiles
         return [*found, self._cut(join, after.axis, after.spans, ahead=True, begins=begins)]
 
     def _cut(self, part: Part, axis: str, spans: Spans, **how: Any) -> PlacedPart:
@@ -197,11 +198,13 @@ class _Placing:
         is gathered, everyone makes it of all rows.
         """
         reach = {name for part in body for name, axis in part.reach if axis == ROW}
+        avoids = () if plan.keys is None else tuple(way is Keys.AVOIDED for way in plan.keys)
         for part in body:
-            if part.writes.name in reach and plan.keys is None:
-                yield self._cut(part, ROW, rows)
+            if part.writes.name in reach:
+                yield self._cut(part, ROW, rows) if not avoids else PlacedPart(part, WITH_READER, avoids=avoids)
             elif any(value.name in reach for value in part.reads):
-                yield self._cut(part, ROW, rows, tile_rows=None, as_comes=True, route=plan.route)
+                how: dict[str, Any] = {"tile_rows": None, "as_comes": True, "route": plan.route, "avoids": avoids}
+                yield self._cut(part, ROW, rows, **how)
             else:
                 yield PlacedPart(part, WITH_READER)
 
