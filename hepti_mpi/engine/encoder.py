@@ -44,11 +44,15 @@ class Lying:
     box: Box
     array: Numbers
 
-    def rows(self, box: Box) -> Array:
-        """Return some of it, as rows."""
-        found = self.array[box.within(self.box)]
-        rows: Array = found.reshape(found.shape[0], math.prod(found.shape[1:]), copy=None)
-        return rows
+    def some(self, box: Box) -> Array:
+        """Return some of it."""
+        found: Array = self.array[box.within(self.box)]
+        return found
+
+
+def by_rows(array: Array) -> Array:
+    """Return an array as rows, which lie where it lies."""
+    return array.reshape(array.shape[0], math.prod(array.shape[1:]), copy=False)
 
 
 class EncoderProgram(Compiled):
@@ -86,7 +90,7 @@ class EncoderProgram(Compiled):
         every = own_steps(steps, group.rank, [name for name, _ in left])
         super().__init__(every, places_of(every, given, left=left), group)
         self.given, self.left = (
-            [Lying(box, self._memory.view(name, box)).rows(box) for name, box in own] for own in (given, left)
+            [by_rows(self._memory.view(name, box)) for name, box in own] for own in (given, left)
         )
 
     def take(self, x: Array) -> None:
@@ -332,10 +336,10 @@ class Binding:
             return
         residual = None
         if last.role == Join.name:
-            residual = yield from self._contiguous(self._rows(last.reads[0], ends))
-        x = yield from self._contiguous(self._rows(first.reads[-1], begins))
+            residual = yield from self._rows(last.reads[0], ends)
+        x = yield from self._rows(first.reads[-1], begins)
         to = out if out.flags.c_contiguous else self._array(out.shape)
-        yield graph.bound(x, to, residual)
+        yield graph.bound(x, by_rows(to), residual)
         if to is not out:
             yield partial(np.copyto, out, to)
 
@@ -344,31 +348,41 @@ class Binding:
         attention, rows, heads = part.kind, region[ROW], region[HEAD]
         assert isinstance(attention, Attention)
         queries, keys = part.reads
-        out, q = self._out(part.writes, region), self._rows(queries, region)
+        out = self._out(part.writes, region)
         if not out.size:
             return
+        q = by_rows(self._some(queries, region))
+        to = out if out.flags.c_contiguous else self._array(out.shape)
         seen = self.batch.keys_of(rows)
         pieces, added = self.batch.pieces(rows, seen), self._added(kernels, rows, heads)
-        facts = {"out": out, **({"added": added} if added else {})}
+        facts = {"out": by_rows(to), **({"added": added} if added else {})}
         if kernels.avoided is not None:
-            x = self._rows(self.read[keys.name], {ROW: seen})
-            yield partial(numpy_kernels.attend_without_keys, q, x, kernels.avoided, pieces, attention.head_dim, **facts)
-            return
-        kv = self._rows(keys, {ROW: seen, KV: attention.kv_span(heads)}).reshape(seen.size, 2, -1, copy=False)
-        attend = numpy_kernels.attend if added else self.backend.attend
-        yield partial(attend, q, kv[:, 0], kv[:, 1], pieces, attention.head_dim, **facts)
+            x = by_rows(self._some(self.read[keys.name], {ROW: seen}))
+            yield partial(
+                numpy_kernels.attend_without_keys, q, x, kernels.avoided, pieces, attention.head_dim, **facts
+            )
+        else:
+            attend = numpy_kernels.attend if added else self.backend.attend
+            yield partial(attend, q, *self._keys_and_values(part, seen, heads), pieces, attention.head_dim, **facts)
+        if to is not out:
+            yield partial(np.copyto, out, to)
 
     def _partial(self, part: Part, region: RankRegion, kernels: BlockKernels) -> PartialContexts:
         """Return what computes contexts as keys come."""
         attention, rows, heads = part.kind, region[ROW], region[HEAD]
         assert isinstance(attention, Attention)
-        queries, keys = part.reads
         seen = self.batch.keys_of(rows)
-        kv = self._rows(keys, {ROW: seen, KV: attention.kv_span(heads)}).reshape(seen.size, 2, -1, copy=False)
+        k, v = self._keys_and_values(part, seen, heads)
         return PartialContexts(
-            self._rows(queries, region), kv, self._out(part.writes, region), seen, self.batch.pieces(rows, seen),
-            attention.head_dim, self._added(kernels, rows, heads), self.backend,
+            by_rows(self._some(part.reads[0], region)), k, v, by_rows(self._out(part.writes, region)), seen,
+            self.batch.pieces(rows, seen), attention.head_dim, self._added(kernels, rows, heads), self.backend,
         )  # fmt: skip
+
+    def _keys_and_values(self, part: Part, seen: Span, heads: Span) -> tuple[Array, Array]:
+        """Return the keys, and the values, that heads see of some rows; [keys, columns] each."""
+        assert isinstance(part.kind, Attention)
+        both = self._some(part.reads[1], {ROW: seen, KV: part.kind.kv_span(heads)})
+        return by_rows(both[:, 0]), by_rows(both[:, 1])
 
     def _added(self, kernels: BlockKernels, rows: Span, heads: Span) -> Sequence[Array]:
         """Return what distances add to the scores, request by request [heads, rows, keys]; mostly nothing."""
@@ -385,24 +399,25 @@ class Binding:
         words = self.called(part.name).split("/")
         return "/".join(words[: 4 if words[2].isdigit() else 3])
 
-    def _rows(self, value: Value, region: RankRegion) -> Array:
-        """Return what a region reads, or writes, of a value, as rows."""
-        return self.lies[self.called(value.name)].rows(box_of(value, region))
+    def _some(self, value: Value, region: RankRegion) -> Array:
+        """Return what a region reads of a value."""
+        return self.lies[self.called(value.name)].some(box_of(value, region))
 
     def _out(self, value: Value, region: RankRegion) -> Array:
         """Return where a result lies; in an array of its own if nobody reads it after the step."""
         name, box = self.called(value.name), box_of(value, region)
         if name not in self.lies:
             self.lies[name] = Lying(box, self._array(box.shape))
-        return self.lies[name].rows(box)
+        return self.lies[name].some(box)
 
-    def _contiguous(self, x: Array) -> Generator[CompiledCall, None, Array]:
-        """Return rows as a graph takes them; yield what copies them, if they do not lie so."""
-        if x.flags.c_contiguous:
-            return x
-        copy = self._array(x.shape)
-        yield partial(np.copyto, copy, x)
-        return copy
+    def _rows(self, value: Value, region: RankRegion) -> Generator[CompiledCall, None, Array]:
+        """Return what a region reads as a graph takes it, in rows side by side; yield what copies it if need be."""
+        found = self._some(value, region)
+        if found.flags.c_contiguous:
+            return by_rows(found)
+        copy = self._array(found.shape)
+        yield partial(np.copyto, copy, found)
+        return by_rows(copy)
 
     def _array(self, shape: tuple[int, ...]) -> Array:
         self.number += 1
@@ -433,8 +448,8 @@ class PartialContexts:
 
     Parameters
     ----------
-    q, kv, out
-        Queries [rows, columns], keys and values [keys, 2, columns], and where contexts go.
+    q, k, v, out
+        Queries [rows, columns], keys and values [keys, columns], and where contexts go.
     seen, pieces
         The keys' rows, and for every request its rows and its keys.
     head_dim, added, backend
@@ -442,7 +457,8 @@ class PartialContexts:
     """
 
     q: Array
-    kv: Array
+    k: Array
+    v: Array
     out: Array
     seen: Span
     pieces: Sequence[tuple[slice, slice]]
@@ -453,7 +469,7 @@ class PartialContexts:
 
     def take(self, rows: Span) -> None:
         """Attend to keys of some rows, which are there."""
-        k, v, block = self.kv[:, 0], self.kv[:, 1], rows.within(self.seen)
+        k, v, block = self.k, self.v, rows.within(self.seen)
         for number, (own, keys) in enumerate(self.pieces):
             every = Span(keys.start, keys.stop)
             some, scores = block.intersect(every), self.added[number : number + 1]
