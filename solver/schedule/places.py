@@ -17,6 +17,8 @@ from itertools import zip_longest
 from operator import itemgetter
 from typing import Protocol
 
+import numpy as np
+
 from solver.base.arrays import FLOAT_BYTES
 from solver.base.spans import Span
 from solver.model.kinds.part import ROW, Part, RankRegion, there
@@ -290,9 +292,12 @@ def _own_parts(
     read = {value.name for part in computed for value in part.reads} | {step.value.name for step in exchanges}
     read.update(left)
     summed, apart = {step.value.name for step in exchanges if step.partial}, set[str]()
+    needed = _needed(steps, rank)
     for exchange in exchanges:
         own_boxes, wanted = (layout.boxes[rank] for layout in exchange.layouts())
-        if exchange.partial or any(own.spans[1:] != other.spans[1:] for own in own_boxes for other in wanted):
+        unlike = any(own.spans[1:] != other.spans[1:] for own in own_boxes for other in wanted)
+        # What is read of it besides what is exchanged lies where it was computed.
+        if exchange.partial or (unlike and _within(needed.get(exchange.value.name), wanted)):
             apart.add(exchange.value.name)
     for step, after in zip_longest(steps, steps[1:]):
         if isinstance(step, ComputeStep):
@@ -307,6 +312,24 @@ def _own_parts(
         item = OwnItem(have, want, moves(have, want), pieces_of_rank, places)
         goes_on = isinstance(after, ExchangeStep) and after.value == step.value
         yield [OwnExchange((step,), (item,), ahead=len(step.have) > 1, equal=not goes_on, route=step.route)]
+
+
+def _needed(steps: Sequence[AnyStep], rank: int) -> dict[str, Box]:
+    """Return of every value what a rank's computations need."""
+    return joined(
+        (value.name, box_of(needs[value.name], value.axes, rank, piece))
+        for step in steps
+        if isinstance(step, ComputeStep)
+        for part, region in step.parts
+        for piece in np.flatnonzero(there(region)[:, rank]).tolist()
+        for needs in [part.needs(region)]
+        for value in part.reads
+    )
+
+
+def _within(box: Box | None, wanted: Sequence[Box]) -> bool:
+    """Return whether one of some boxes contains a box."""
+    return box is None or any(box.intersect(own) == box for own in wanted)
 
 
 def _own_compute(step: ComputeStep, rank: int, apart: Collection[str], read: Collection[str], piece: int) -> OwnCompute:
