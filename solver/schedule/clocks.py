@@ -189,7 +189,7 @@ def _arrivals(network: Network, messages: Messages, computed_at: Floats, sent_at
     And when each link has sent what was to be sent; it begins when it has sent what was before.
     """
     if messages.routed is not None:
-        return _by_route(network, messages.routed, np.maximum(computed_at, sent_at[..., None, :])), sent_at
+        return _by_route(network, messages.routed, computed_at, sent_at)
     moved, sent, received = messages.moved, messages.leaving, messages.received
     out = sent_at
     arrival = np.zeros((*received.shape, received.shape[-1]))
@@ -209,25 +209,19 @@ def _arrivals(network: Network, messages: Messages, computed_at: Floats, sent_at
     return np.asarray(np.maximum(arrival, is_last * full[..., None, :])), out
 
 
-def _by_route(network: Network, exchange: Exchange, computed_at: Floats) -> Floats:
-    """Return when every rank has all that comes, as if it were from the rank that is the last to send."""
+def _by_route(network: Network, exchange: Exchange, computed_at: Floats, sent_at: Floats) -> tuple[Floats, Floats]:
+    """Return the same of what others pass on: all that comes, as if it were from the rank that is the last to send."""
+    computed_at = np.maximum(computed_at, sent_at[..., None, :])
     first, last = computed_at[..., 0, :], computed_at[..., -1, :]
     # Who passes a tile on does it when a tile of its own is done: half of one later, on average.
     tile = (last - first) / np.maximum(exchange.tiles - 1, 1)
     begun = first + tile * PASSING * (exchange.hops - 1) * (exchange.tiles > 1)
     done = (last + exchange.last_seconds(network)) * (exchange.sent > 0)
-    arrived = np.maximum(largest_other(done), exchange.arrival(network, begun))
-    found = np.zeros((*arrived.shape, arrived.shape[-1]))
+    arrived = np.maximum(largest_other(done), exchange.arrival(network, begun)) * (exchange.received > 0)
     ranks = np.arange(arrived.shape[-1])
-    for rank in ranks:
-        others = np.where(ranks == rank, -1.0, done)
-        np.put_along_axis(
-            found[..., rank],
-            others.argmax(-1)[..., None],
-            np.where(exchange.received > 0, arrived, 0.0)[..., rank, None],
-            -1,
-        )
-    return found
+    sender = np.where(ranks == ranks[:, None], -1.0, done[..., :, None]).argmax(-2)
+    found = (sender[..., None, :] == ranks[:, None]) * arrived[..., None, :]
+    return found, np.where(exchange.sent > 0, begun + exchange.sent / network.bandwidth, sent_at)
 
 
 def _latest(scale: float, unrest: Floats | float, moments: Floats) -> Floats:

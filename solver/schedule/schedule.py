@@ -418,7 +418,7 @@ class _Builder:
         if runs:
             last = runs[-1][0].part.writes.name
             run, made = self._when(last)
-            pieces = _in_pieces(live, then or {}, self.two_steps)
+            pieces = _in_pieces(live, then or {}, self.two_steps) if all(own.widens for own in placed) else None
             comes = self._comes(needs) if placed[0].as_comes else ""
             self.steps.append(ComputeStep(tuple(own for own, _ in runs), leaves, pieces, comes, run=run, layers=made))
             for name, some in (pieces or {}).items():
@@ -521,7 +521,7 @@ def _piece(region: Region, piece: int) -> Region:
 
 
 def _in_pieces(live: Sequence[PlacedPart], then: Mapping[str, Region], two_steps: TwoSteps) -> dict[str, Region] | None:
-    """Return the pieces in which ranks make what leaves a computation, [pieces, p, 2]; None: all at once.
+    """Return the pieces in which ranks make all that leaves a computation, [pieces, p, 2]; None: it is not made so.
 
     Parameters
     ----------
@@ -539,7 +539,8 @@ def _in_pieces(live: Sequence[PlacedPart], then: Mapping[str, Region], two_steps
             found[name] = _along(own.box, ROW, [tiles(span, own.tile_rows) for span in _spans(own)])
     if len(found) < len(live) or max((len(region[ROW]) for region in found.values()), default=1) == 1:
         return None
-    return found
+    rows = [region[ROW] for region in found.values()]
+    return found if all(np.array_equal(rows[0], others) for others in rows) else None
 
 
 def _spans(placed: PlacedPart) -> list[Span]:

@@ -53,6 +53,8 @@ class StageParts:
     ----------
     given, left
         The values with which it begins and ends: the stream, and, where that is within a block, what lies there.
+    lies
+        How the stream lies in the end.
     layers
         Layers and their parts, as of `schedule`.
     names
@@ -63,6 +65,7 @@ class StageParts:
 
     given: Mapping[str, tuple[Value, Region]]
     left: Mapping[str, Region]
+    lies: Lies
     layers: Sequence[tuple[Span, Sequence[PlacedPart]]]
     names: Mapping[str, str]
     active: int
@@ -78,7 +81,7 @@ class StageParts:
 
 def stage_parts(
     spec: ModelSpec, stage: Stage, crew: Sequence[int], requests: Sequence[int], tile_rows: int = 0, *,
-    folded: bool = False,
+    some: Span | None = None, lies: Lies | None = None, folded: bool = False,
 ) -> StageParts:  # fmt: skip
     """Return the parts of a stage's layers over a batch, as its crew cuts them.
 
@@ -90,38 +93,40 @@ def stage_parts(
         How many rows each request of the batch has.
     tile_rows
         As in the plan.
+    some
+        Its layers, or only some of them.
+    lies
+        How the stream lies before these; None: as the block before leaves it, or as the first block wants it, and all
+        of it on the first who takes part where that wants columns.
     folded
         Whether layers that are alike stand in it once, with how many they are (`solver.schedule.schedule.unfolded`).
     """
     own = _Placing(stage, crew, tuple(requests), tile_rows)
-    run = spec.run(stage.span.start)
-    x = replace(run.blocks[0].stream, hidden=spec.hidden).value(STREAM, sum(requests))
-    lies = own.behind(stage.first, x)
-    given, layers = {x.name: (x, lies.box(x))}, list[tuple[Span, list[PlacedPart]]]()
-    for span, layer in _runs(spec, stage) if folded else _each(stage):
-        number, some = span.start, list[PlacedPart]()
-        run, halves = spec.run(number), stage.part(number)
+    x = replace(spec.run(stage.span.start).blocks[0].stream, hidden=spec.hidden).value(STREAM, sum(requests))
+    lies = lies or own.before(stage, some, x)
+    given, left, layers = {x.name: (x, lies.box(x))}, dict[str, Region](), list[tuple[Span, list[PlacedPart]]]()
+    for span, layer in _runs(spec, stage) if folded else _each(stage, some or stage.span):
+        run, halves, every = spec.run(span.start), stage.part(span.start), list[PlacedPart]()
         for place, (block, plan) in enumerate(zip(run.blocks, layer, strict=True)):
             both = Span(place, place + 1).scaled(HALVES)
-            if not (part := halves.intersect(both)).size:
+            part = halves.intersect(both)
+            if not part.size:
                 continue
-            parts, after = _parts(run, number, block, own.requests, x)
-            placed = own.placed(parts, plan, lies)
-            if part.start != both.start:  # it begins behind the first half: with what that has made
-                placed = placed[_second_half(placed) :]
-                inner = placed[0].part.reads[0]
-                given[inner.name] = (inner, own.behind(plan, inner).box(inner))
+            parts, after = _parts(run, span.start, block, own.requests, x)
+            placed, behind = own.placed(parts, plan, lies), own.behind(plan, after)
+            second = next(number for number, one in enumerate(placed) if one.part.cut)
+            if part.start != both.start:  # it begins with what another stage has made within it
+                (inner,), placed = placed[second].part.reads, placed[second:]
+                given[inner.name] = inner, behind.box(inner)
             if part.stop != both.stop:
-                *placed, last = placed[: _second_half(placed)]
-                inner = last.part.writes
-                last = replace(last, axis=ROW, spans=own.behind(plan, inner).spans)
-                layers.append((span, [*some, *placed, last]))
-                left = {value.name: own.behind(plan, value).box(value) for value in (x, inner)}
-                return StageParts(given, left, layers, {}, own.active.sum())
-            some += placed
-            x, lies = after, own.behind(plan, after)
-        layers.append((span, some))
-    return StageParts(given, {x.name: lies.box(x)}, layers, {}, int(own.active.sum()))
+                *placed, last = placed[:second]
+                placed.append(replace(last, axis=ROW, spans=behind.spans))
+                left[last.part.writes.name] = behind.box(last.part.writes)
+                after, behind = x, lies
+            every += placed
+            x, lies = after, behind
+        layers.append((span, every))
+    return StageParts(given, left | {x.name: lies.box(x)}, lies, layers, {}, int(own.active.sum()))
 
 
 def request_steps(spec: ModelSpec, plan: Plan, rows: int, *, folded: bool = True) -> tuple[list[int], list[AnyStep]]:
@@ -154,6 +159,16 @@ class _Placing:
         """1 for ranks that take part, else 0, [1, p, 1]."""
         has = self.stage.active
         return taking([rank for rank, device in enumerate(self.crew) if device in has], len(self.crew))
+
+    def before(self, stage: Stage, some: Span | None, x: Value) -> Lies:
+        """Return how the stream lies before layers of a stage, where nobody says so."""
+        if some is not None and some.start > stage.span.start:
+            return self.behind((stage.layer(some.start - 1) or ())[-1], x)
+        found = self.behind(stage.first, x)
+        if found.axis != HIDDEN:
+            return found
+        dealer = int(self.active[0, :, 0].argmax())
+        return Lies(WHOLE, taking([dealer], len(self.crew)) * whole(1))
 
     def behind(self, plan: BlockPlan, x: Value) -> Lies:
         """Return how the stream lies after a block."""
@@ -252,11 +267,6 @@ def _parts(run: Run, number: int, block: Block, requests: tuple[int, ...], x: Va
     return parts_of_blocks([(names[0], block.kind.asked(requests))], block.stream, x, normed_apart=True)
 
 
-def _second_half(placed: Sequence[PlacedPart]) -> int:
-    """Return which part of a block its second half begins with."""
-    return next(number for number, own in enumerate(placed) if own.part.cut)
-
-
 def _cut_axis(body: Sequence[Part], part: Part, inner: Spans) -> tuple[str, Spans]:
     """Return along which axis a part is cut, and its spans: of its kind's axis, or what these reach of another."""
     kind_axis = part.kind.axis
@@ -279,8 +289,10 @@ def _spans(partition: Partition) -> Spans:
     return np.array([[(span.start, span.stop) for span in partition]], np.int64)
 
 
-def _each(stage: Stage) -> Iterator[tuple[Span, LayerPlan]]:
-    return ((Span(at, at + 1), layer) for span, layer in stage.layers for at in range(span.start, span.stop))
+def _each(stage: Stage, some: Span) -> Iterator[tuple[Span, LayerPlan]]:
+    for span, layer in stage.layers:
+        own = span.intersect(some)
+        yield from ((Span(number, number + 1), layer) for number in range(own.start, own.stop))
 
 
 def _runs(spec: ModelSpec, stage: Stage) -> Iterator[tuple[Span, LayerPlan]]:

@@ -145,6 +145,20 @@ class Computed:
     pieces: Floats
 
 
+class _Before:
+    """Computations that no exchange follows yet; the last of them in its pieces."""
+
+    def __init__(self, devices: int) -> None:
+        self.pieces, self.names = np.zeros((1, devices)), list[str]()
+        self.last: ComputeStep | None = None
+
+    def add(self, step: ComputeStep, names: Sequence[str], pieces: Floats) -> None:
+        """Add one."""
+        self.pieces = np.concatenate([self.pieces.sum(0, keepdims=True) + pieces[:1], pieces[1:]])
+        self.names += names
+        self.last = step
+
+
 def request_turns(s: Setting, plan: Plan) -> tuple[list[int], list[ClockTurn]]:
     """Return what ranks do with a request under a plan of one stage, turn by turn; and which ranks."""
     crew, steps = request_steps(s.spec, plan, s.rows)
@@ -165,36 +179,33 @@ class _Costs:
         return self.s.machine.bank
 
     def turns(self, steps: Sequence[AnyStep]) -> Iterator[ClockTurn]:
-        """Yield turns: computations and the exchanges after them, with what is computed as that comes."""
+        """Yield turns: computations and the exchanges after them, with what is computed as that comes.
+
+        What a layer computes last stands before the first exchange of the next, which is alike; what layers without
+        exchanges compute, once.
+        """
         exchanging = {step.run for step in steps if isinstance(step, ExchangeStep)}
-        nothing = np.zeros((1, self.s.devices))
-        pieces, names, exchanges, last = nothing, list[str](), list[ExchangeStep](), steps[0]
+        exchanges, before = list[ExchangeStep](), _Before(self.s.devices)
         for step in steps:
             if isinstance(step, ExchangeStep):
-                if step.value.name in {before.value.name for before in exchanges}:  # it goes on with what came
-                    yield self._turn(pieces, names, exchanges, None, ())
-                    pieces, names, exchanges = nothing, [], []
-                if last.run != step.run and last.run not in exchanging and last.repeats > 1:
-                    yield ClockTurn((pieces,), "", tuple(names), last.layers, last.repeats - 1)
+                if step.value.name in {other.value.name for other in exchanges}:  # it goes on with what came
+                    yield self._turn(before, exchanges, None, ())
+                    exchanges, before = [], _Before(self.s.devices)
                 exchanges.append(step)
                 continue
-            if step.run != last.run and not exchanges:  # it is done as often as other layers
-                if pieces.any():
-                    yield ClockTurn((pieces,), "", tuple(names), last.layers, last.repeats)
-                pieces, names = nothing, []
-            last = step
             made, roles = self.computed(step, exchanges[-1] if exchanges else None), _names(step)
             if exchanges:
                 meanwhile = [] if made.working is None else roles
-                yield self._turn(pieces, names, exchanges, made.working, meanwhile)
-                pieces, names, exchanges = nothing, [], []
+                yield self._turn(before, exchanges, made.working, meanwhile)
+                exchanges, before = [], _Before(self.s.devices)
                 roles = roles[len(meanwhile) :]
-            names += roles
-            pieces = np.concatenate([pieces.sum(0, keepdims=True) + made.pieces[:1], made.pieces[1:]])
+            if step.repeats > 1 and step.run not in exchanging:
+                yield ClockTurn((made.pieces,), "", tuple(roles), step.layers, step.repeats - 1)
+            before.add(step, roles, made.pieces)
         if exchanges:
-            yield self._turn(pieces, names, exchanges, None, ())
-        elif pieces.any():
-            yield ClockTurn((pieces,), "", tuple(names), last.layers, last.repeats)
+            yield self._turn(before, exchanges, None, ())
+        elif before.last is not None and before.pieces.any():
+            yield ClockTurn((before.pieces,), "", tuple(before.names), before.last.layers)
 
     def computed(self, step: ComputeStep, exchange: ExchangeStep | None) -> Computed:
         """Return what a computation takes, after an exchange.
@@ -218,10 +229,10 @@ class _Costs:
         return Computed(working, _even(pieces) if step.placed[-1].in_tiles else pieces)
 
     def _turn(
-        self, pieces: Floats, names: Sequence[str], exchanges: Sequence[ExchangeStep], working: Floats | None,
-        meanwhile: Sequence[str],
-    ) -> ClockTurn:  # fmt: skip
+        self, before: _Before, exchanges: Sequence[ExchangeStep], working: Floats | None, meanwhile: Sequence[str]
+    ) -> ClockTurn:
         """Return a turn: pieces, of which each is sent once it is done, and exchanges that are one."""
+        pieces = before.pieces
         first, moved = exchanges[0], np.zeros((len(pieces), self.s.devices, self.s.devices))
         for exchange in exchanges:
             found = exchange.wire_bytes(self.wire)[:, 0].astype(float)
@@ -237,7 +248,7 @@ class _Costs:
         pieces = pieces + encode * leaving / np.maximum(leaving.sum(0), 1)
         after = decode + add if adds else np.zeros(self.s.devices)
         handled = Messages(moved, messages if adds else messages + decode, after, working, routed)
-        return ClockTurn((pieces, handled), first.name, (*names, *meanwhile), first.layers, first.repeats)
+        return ClockTurn((pieces, handled), first.name, (*before.names, *meanwhile), first.layers, first.repeats)
 
     def _embedding(self) -> Floats:
         """Return the seconds in which rank 0 embeds; also where it takes no part in the layers."""

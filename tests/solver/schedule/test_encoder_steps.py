@@ -124,8 +124,8 @@ def test_sub_blocks_exchange_nothing_within_a_group(how, kind):
     steps = check(TEXTS, plan.stages[0], 4, BATCH)
 
     layer = ["full keys", "queries", "full contexts", "output", "join", "up", "down", "join"]
-    before = [step.placed for step in takewhile(lambda step: isinstance(step, ComputeStep), steps)]
-    assert [own.part.role for placed in before for own in placed][: 2 * len(layer)] == 2 * layer
+    of_group = takewhile(lambda step: isinstance(step, ComputeStep), steps[isinstance(steps[0], ExchangeStep) :])
+    assert [own.part.role for step in of_group for own in step.placed][: 2 * len(layer)] == 2 * layer
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 7), (1, 9), (5, 12), (6, 7), (3, 10)])
@@ -163,6 +163,23 @@ def test_a_folded_schedule_unfolds_to_that_of_every_layer(norm, seed):
     every, folded = (stage_parts(spec, plan.stages[0], range(3), BATCH, folded=own).steps() for own in (False, True))
 
     assert named(unfolded(folded)) == named((step, str) for step in every)
+
+
+@pytest.mark.parametrize("seed", sweeps.seeds(4, 20))
+def test_a_layer_alone_does_what_it_does_among_others(seed):
+    """It begins as the one before leaves the stream, whose layout may be given: that of another plan."""
+    rng = np.random.default_rng(seed)
+    stage = random_plan(LONG, rng, 3).stages[0]
+    every = stage_parts(LONG, stage, range(3), BATCH)
+    lies = None
+
+    for number in range(LONG.layers):
+        alone = stage_parts(LONG, stage, range(3), BATCH, some=Span(number, number + 1), lies=lies)
+        (_, parts), (_, others) = alone.layers[0], every.layers[number]
+        assert [(own.part.role, own.axis) for own in parts] == [(own.part.role, own.axis) for own in others]
+        lies = alone.lies
+
+    assert lies.axis == every.lies.axis
 
 
 def bytes_of(spec, plan, rows):
