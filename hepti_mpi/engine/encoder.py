@@ -31,7 +31,7 @@ from solver.model.kinds.part import HEAD, HIDDEN, KV, NUMBER, ROW, Part, RankReg
 from solver.model.spec import ModelSpec
 from solver.plan.layout import Box
 from solver.plan.plan import Plan, Stage
-from solver.schedule.encoders.placing import stage_parts
+from solver.schedule.encoders.placing import Lies, stage_parts
 from solver.schedule.places import OwnCompute, OwnExchange, OwnStep, RankRun, Used, own_steps, places_of
 from solver.schedule.regions import box_of as box_of_rank
 from solver.schedule.schedule import AnyStep, Called
@@ -157,6 +157,8 @@ class StageShare:
     ----------
     spec, plan, stage
         The model, and whose stage it is.
+    crew
+        The stage's devices that run it.
     layers
         What this rank holds of its layers, from the first of the stage.
     programs
@@ -166,8 +168,9 @@ class StageShare:
     spec: ModelSpec
     plan: Plan
     stage: Stage
+    crew: Sequence[int]
     layers: Sequence[LayerKernels]
-    programs: dict[tuple[object, ...], EncoderProgram] = field(default_factory=dict)
+    programs: dict[tuple[object, ...], tuple[EncoderProgram, Lies]] = field(default_factory=dict)
 
     def run(self, x: Array, batch: Batch, group: Group, coding: Coding, backend: Backend, look: Look | None) -> Ran:
         """Carry rows through the stage's layers; return them, and the plan by which they lie.
@@ -182,31 +185,48 @@ class StageShare:
         look
             Whether, and when, the plan changes on the way: then layer by layer.
         """
-        program = self.program(batch, group, coding, backend)
-        program.take(x)
-        if group.size == 1:
-            yield from program.layers()
-        else:
-            program.run()
-        return program.result(), self.plan
+        share, left, lies = self, self.stage.span, None
+        while left.size:
+            some = left
+            if look is not None:
+                if (change := look(left.start)) is not None:
+                    (plan, layers), look = change, None
+                    share = StageShare(self.spec, plan, plan.stages[0], self.crew, layers)
+                some = left if look is None else Span(left.start, left.start + 1)
+            program, lies = share.program(batch, some, lies, group, coding, backend)
+            program.take(x)
+            if group.size == 1:
+                yield from program.layers()
+            else:
+                program.run()
+            x, left = program.result(), Span(some.stop, left.stop)
+        return x, share.plan
 
-    def program(self, batch: Batch, group: Group, coding: Coding, backend: Backend) -> EncoderProgram:
-        """Return the program for a batch."""
-        key = batch, coding
+    def program(
+        self, batch: Batch, some: Span, lies: Lies | None, group: Group, coding: Coding, backend: Backend
+    ) -> tuple[EncoderProgram, Lies]:
+        """Return the program for some layers of a batch, and how the stream lies after them; `lies`: before them."""
+        key = batch, coding, some, lies and (lies.axis, lies.spans.tobytes())
         if key not in self.programs:
-            while len(self.programs) >= PROGRAMS:
+            while len(self.programs) >= PROGRAMS * (1 if some == self.stage.span else self.stage.span.size):
                 del self.programs[next(iter(self.programs))]
-            self.programs[key] = self._compiled(batch, group, coding, backend)
+            self.programs[key] = self._compiled(batch, some, lies, group, coding, backend)
         return self.programs[key]
 
-    def _compiled(self, batch: Batch, group: Group, coding: Coding, backend: Backend) -> EncoderProgram:
+    def _compiled(
+        self, batch: Batch, some: Span, lies: Lies | None, group: Group, coding: Coding, backend: Backend
+    ) -> tuple[EncoderProgram, Lies]:
         lengths = [request.size for request in batch.requests]
-        parts = stage_parts(self.spec, self.stage, self.stage.active, lengths, self.plan.tile_rows)
+        parts = stage_parts(self.spec, self.stage, self.crew, lengths, self.plan.tile_rows, some=some, lies=lies)
         given, left = (
-            [(name, box_of_rank(region, tuple(region), group.rank)) for name, region in reversed(some.items())]
-            for some in ({name: region for name, (_, region) in parts.given.items()}, parts.left)
+            [
+                (name, box_of_rank(region, tuple(region), group.rank))
+                for name, region in sorted(every.items(), key=lambda own: HIDDEN in own[1])  # the stream the last
+            ]
+            for every in ({name: region for name, (_, region) in parts.given.items()}, parts.left)
         )
-        return EncoderProgram(parts.steps(), given, left, self._kernels(group.rank), batch, group, coding, backend)
+        kernels = self._kernels(group.rank)
+        return EncoderProgram(parts.steps(), given, left, kernels, batch, group, coding, backend), parts.lies
 
     def _kernels(self, rank: int) -> dict[str, BlockKernels]:
         """Return what this rank holds, by the block's name."""
@@ -219,7 +239,7 @@ class StageShare:
                     found |= {f"layers/{number}/{block.name}": own for own in kernels}
                 else:
                     assert cut.inner is not None
-                    sub_blocks = cut.inner[self.stage.active[rank]]
+                    sub_blocks = cut.inner[self.crew[rank]]
                     found |= {
                         f"layers/{number}/{sub_block}/{block.name}": own
                         for sub_block, own in zip(range(sub_blocks.start, sub_blocks.stop), kernels, strict=True)

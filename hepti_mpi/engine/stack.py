@@ -178,7 +178,7 @@ class Stack:
                     self._groups[ranks] = self._world.subgroup(ranks)
                 if rank in ranks:
                     self._group = self._groups[ranks]
-                    self._share = StageShare(self._spec, plan, stage, self.layers)
+                    self._share = StageShare(self._spec, plan, stage, stage.active, self.layers)
 
     @property
     def active(self) -> bool:
