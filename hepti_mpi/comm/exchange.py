@@ -254,9 +254,7 @@ class RankExchange:
             while waiting and not self._requests[waiting[0]]:  # what has arrived is null
                 first = waiting.popleft()
                 for peer in receives[first].onward:
-                    self._leaving.append(
-                        self._group.post_send(self._opened[first].message, peer, Tag.PARTS + owner)
-                    )
+                    self._leaving.append(self._group.post_send(self._opened[first].message, peer, Tag.PARTS + owner))
             self._opened[number].take()
             self._here.append(number)
 

@@ -8,8 +8,8 @@ and `kernels.ort.attend`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -89,9 +89,7 @@ class EncoderProgram(Compiled):
         self._scratch: dict[tuple[int, int], Array] = {}
         every = own_steps(steps, group.rank, [name for name, _ in left])
         super().__init__(every, places_of(every, given, left=left), group)
-        self.given, self.left = (
-            [by_rows(self._memory.view(name, box)) for name, box in own] for own in (given, left)
-        )
+        self.given, self.left = ([by_rows(self._memory.view(name, box)) for name, box in own] for own in (given, left))
 
     def take(self, x: Array) -> None:
         """Begin with rows, of all values side by side."""
@@ -378,9 +376,7 @@ class Binding:
         facts = {"out": by_rows(to), **({"added": added} if added else {})}
         if kernels.avoided is not None:
             x = by_rows(self._some(self.read[keys.name], {ROW: seen}))
-            yield partial(
-                numpy_kernels.attend_without_keys, q, x, kernels.avoided, pieces, attention.head_dim, **facts
-            )
+            yield partial(numpy_kernels.attend_without_keys, q, x, kernels.avoided, pieces, attention.head_dim, **facts)
         else:
             attend = numpy_kernels.attend if added else self.backend.attend
             yield partial(attend, q, *self._keys_and_values(part, seen, heads), pieces, attention.head_dim, **facts)
@@ -574,6 +570,4 @@ def _run_arriving(
 
 def box_of(value: Value, region: RankRegion) -> Box:
     """Return what of a value a rank's region is."""
-    return Box(
-        tuple(region.get(axis, Span(0, length)) for axis, length in zip(value.axes, value.shape, strict=True))
-    )
+    return Box(tuple(region.get(axis, Span(0, length)) for axis, length in zip(value.axes, value.shape, strict=True)))

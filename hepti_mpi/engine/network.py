@@ -22,9 +22,9 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.trace import Trace
 from hepti_mpi.comm.wires import Coding
 from hepti_mpi.engine.batch import Batch
+from hepti_mpi.engine.encoder import Look
 from hepti_mpi.engine.load import Done, Preparation, WeightsSource
 from hepti_mpi.engine.stack import Carrying, Meter, metered
-from hepti_mpi.engine.encoder import Look
 from hepti_mpi.engine.tiles import TileTasks
 from hepti_mpi.kernels.slab import Bind, MakeBind, PieceGraph, Shared, Slab, session
 from hepti_mpi.program.compiled import BoundExchange, Compiled, CompiledCall
@@ -133,9 +133,7 @@ class NetworkProgram(Compiled):
         own = self._net.nodes[step.shares.segment.nodes.slice]
         return " to ".join(dict.fromkeys([own[0].name, own[-1].name])) if own else "brings"
 
-    def _computing(
-        self, step: OwnStep, called: Called, comes: RankExchange | None
-    ) -> list[tuple[str, CompiledCall]]:
+    def _computing(self, step: OwnStep, called: Called, comes: RankExchange | None) -> list[tuple[str, CompiledCall]]:
         assert isinstance(step, OwnPiece | OwnTiles)
         name, rank = self._name(step), self._group.rank
         if isinstance(step, OwnPiece):

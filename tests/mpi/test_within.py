@@ -47,7 +47,7 @@ def random_rows(rng, ranks, among=None):
 
 
 def turning(run, at, plan):
-    """Return what turns to a plan before a layer, as `run_layers` asks."""
+    """Return what turns to a plan before a layer, as `StageShare.run` asks."""
     return lambda layer: (plan, run.mover.kernels(plan)) if layer == at else None
 
 
