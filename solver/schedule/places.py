@@ -17,12 +17,15 @@ from itertools import zip_longest
 from operator import itemgetter
 from typing import Protocol
 
+import numpy as np
+
 from solver.base.arrays import FLOAT_BYTES
 from solver.base.spans import Span
 from solver.model.kinds.part import ROW, Part, RankRegion, there
 from solver.plan.decoder_plan import ROWS_BY_MPI
 from solver.plan.layout import Box, Layout, Move, moves
 from solver.plan.plan import Wire
+from solver.plan.routes import Route
 from solver.schedule.regions import box_of, lengths
 from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep, unfolded
 
@@ -143,6 +146,8 @@ class OwnExchange:
         Whether receives are posted before the computation ahead of it, of which each piece is sent once it is done.
     equal
         Whether all ranks go on with what travelled.
+    route
+        How what several ranks get alike comes to them.
     """
 
     steps: tuple[ExchangeStep, ...]
@@ -150,6 +155,7 @@ class OwnExchange:
     by_rows: bool = True
     ahead: bool = False
     equal: bool = False
+    route: Route = Route.DIRECT
 
     @property
     def by_sockets(self) -> bool:
@@ -174,11 +180,14 @@ class OwnCompute:
         What it needs of values from before.
     written
         What leaves it: the name of its place, of its value, and which box.
+    as_comes
+        As of the step.
     """
 
     run: RankRun
     reads: Mapping[str, Box]
     written: Sequence[tuple[str, str, Box]]
+    as_comes: str = ""
 
     @property
     def used(self) -> Used:
@@ -187,9 +196,12 @@ class OwnCompute:
 
 
 def places_of(
-    every: Sequence[tuple[OwnStep, Called]], given: Used = (), pixels: Collection[str] = (), *, stays: bool = False
-) -> Places:
+    every: Sequence[tuple[OwnStep, Called]], given: Used = (), pixels: Collection[str] = (), *, stays: bool = False,
+    left: Used = (),
+) -> Places:  # fmt: skip
     """Return where a rank's values lie in a pass of these steps, which begins with some; those may stay to its end.
+
+    Those that are left stay, too.
 
     Where messages may arrive before a computation, their places are taken from then on.
     """
@@ -201,7 +213,7 @@ def places_of(
             if step.ahead:
                 used[since] += [(called(name), box) for item in step.items for name, box in item.places]
             since = len(used)
-    return Places([*used, given if stays else ()], pixels)
+    return Places([*used, [*(given if stays else ()), *left]], pixels)
 
 
 def by_sockets(step: ExchangeStep) -> bool:
@@ -252,60 +264,94 @@ def _arrives_in_place(parts: Sequence[tuple[OwnItem, Box]], called: Called, plac
     return box.intersect(own) == box and box.lies_together(places.boxes[called(name)])
 
 
-def own_steps(steps: Sequence[AnyStep], rank: int) -> list[tuple[OwnCompute | OwnExchange, Called]]:
-    """Return a rank's part in every step, of every layer, and what values are called there; of `unfolded` steps."""
-    own = dict(zip(map(id, steps), _own_parts(steps, rank), strict=True))
-    return [(own[id(step)], called) for step, called in unfolded(steps)]
+def own_steps(
+    steps: Sequence[AnyStep], rank: int, left: Collection[str] = ()
+) -> list[tuple[OwnCompute | OwnExchange, Called]]:
+    """Return a rank's part in every step, of every layer, and what values are called there; of `unfolded` steps.
+
+    Parameters
+    ----------
+    left
+        The values that are read when all is done.
+    """
+    own = dict(zip(map(id, steps), _own_parts(steps, rank, left), strict=True))
+    return [(part, called) for step, called in unfolded(steps) for part in own[id(step)]]
 
 
-def _own_parts(steps: Sequence[AnyStep], rank: int) -> Iterator[OwnCompute | OwnExchange]:
-    """Yield a rank's part in every step.
+def _own_parts(
+    steps: Sequence[AnyStep], rank: int, left: Collection[str]
+) -> Iterator[Sequence[OwnCompute | OwnExchange]]:
+    """Yield a rank's part in every step; of a computation one a piece.
 
     What it computes of some values cannot lie where these are wanted: summands are no part of the sum, and a graph
-    writes what lies side by side. It has a place of its own. What nobody reads, the result of a pass, has none.
+    writes what lies side by side. It has a place of its own. What nobody reads, the result of a pass of a language
+    model, has none.
     """
     exchanges = [step for step in steps if isinstance(step, ExchangeStep)]
     computed = [part for step in steps if isinstance(step, ComputeStep) for part, _ in step.parts]
     read = {value.name for part in computed for value in part.reads} | {step.value.name for step in exchanges}
+    read.update(left)
     summed, apart = {step.value.name for step in exchanges if step.partial}, set[str]()
+    needed = _needed(steps, rank)
     for exchange in exchanges:
         own_boxes, wanted = (layout.boxes[rank] for layout in exchange.layouts())
-        if exchange.partial or any(own.spans[1:] != other.spans[1:] for own in own_boxes for other in wanted):
+        unlike = any(own.spans[1:] != other.spans[1:] for own in own_boxes for other in wanted)
+        # What is read of it besides what is exchanged lies where it was computed.
+        if exchange.partial or (unlike and _within(needed.get(exchange.value.name), wanted)):
             apart.add(exchange.value.name)
     for step, after in zip_longest(steps, steps[1:]):
         if isinstance(step, ComputeStep):
-            yield _own_compute(step, rank, apart, read)
+            pieces = range(1 if step.pieces is None else len(next(iter(next(iter(step.pieces.values())).values()))))
+            yield [_own_compute(step, rank, apart, read, piece) for piece in pieces]
             continue
         name = step.value.name
         first = step.partial or name not in summed  # else from where the sum is
         source = f"{name} +" if first and name in apart else name
         have, want = step.layouts()
-        pieces, places = [(source, box) for box in have.boxes[rank]], [(name, box) for box in want.boxes[rank]]
-        item = OwnItem(have, want, moves(have, want), pieces, places)
+        pieces_of_rank, places = [(source, box) for box in have.boxes[rank]], [(name, box) for box in want.boxes[rank]]
+        item = OwnItem(have, want, moves(have, want), pieces_of_rank, places)
         goes_on = isinstance(after, ExchangeStep) and after.value == step.value
-        yield OwnExchange((step,), (item,), equal=not goes_on)
+        yield [OwnExchange((step,), (item,), ahead=len(step.have) > 1, equal=not goes_on, route=step.route)]
 
 
-def _own_compute(step: ComputeStep, rank: int, apart: Collection[str], read: Collection[str]) -> OwnCompute:
+def _needed(steps: Sequence[AnyStep], rank: int) -> dict[str, Box]:
+    """Return of every value what a rank's computations need."""
+    return joined(
+        (value.name, box_of(needs[value.name], value.axes, rank, piece))
+        for step in steps
+        if isinstance(step, ComputeStep)
+        for part, region in step.parts
+        for piece in np.flatnonzero(there(region)[:, rank]).tolist()
+        for needs in [part.needs(region)]
+        for value in part.reads
+    )
+
+
+def _within(box: Box | None, wanted: Sequence[Box]) -> bool:
+    """Return whether one of some boxes contains a box."""
+    return box is None or any(box.intersect(own) == box for own in wanted)
+
+
+def _own_compute(step: ComputeStep, rank: int, apart: Collection[str], read: Collection[str], piece: int) -> OwnCompute:
     made = {part.writes.name for part, _ in step.parts}
     reads: list[tuple[str, Box]] = []
     written: list[tuple[str, str, Box]] = []
     for part, region in step.parts:
         needs = part.needs(region)
         for value in part.reads:
-            box = box_of(needs[value.name], value.axes, rank)
+            box = box_of(needs[value.name], value.axes, rank, piece)
             if box.size and value.name not in made and not value.state:
                 reads.append((value.name, box))
-        name, box = part.writes.name, box_of(part.result(region), part.writes.axes, rank)
+        name, box = part.writes.name, box_of(part.result(region), part.writes.axes, rank, piece)
         if box.size and name in step.leaves and name in read:
             written.append((f"{name} +" if name in apart else name, name, box))
-    return OwnCompute(rank_run(step, rank), joined(reads), written)
+    return OwnCompute(rank_run(step, rank, piece), joined(reads), written, step.as_comes if step.pieces is None else "")
 
 
-def rank_run(step: ComputeStep, rank: int) -> RankRun:
-    """Return what a rank computes in a step."""
+def rank_run(step: ComputeStep, rank: int, piece: int = 0) -> RankRun:
+    """Return what a rank computes in a step, or in one of its pieces."""
     return tuple(
-        (part, {axis: Span(*spans[0, rank].tolist()) for axis, spans in region.items()})
+        (part, {axis: Span(*spans[piece, rank].tolist()) for axis, spans in region.items()})
         for part, region in step.parts
-        if there(region)[0, rank]
+        if there(region)[piece, rank]
     )

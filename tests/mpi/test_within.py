@@ -4,7 +4,8 @@ import itertools
 import statistics
 import time
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ def random_rows(rng, ranks, among=None):
 
 
 def turning(run, at, plan):
-    """Return what turns to a plan before a layer, as `run_layers` asks."""
+    """Return what turns to a plan before a layer, as `StageShare.run` asks."""
     return lambda layer: (plan, run.mover.kernels(plan)) if layer == at else None
 
 
@@ -216,7 +217,7 @@ class Board:
             time.sleep(2 * len(x) * size / self.flop_per_s)
             return compute(x, out, residual)
 
-        return graph
+        return SimpleNamespace(bound=partial(partial, graph))
 
     def attend_part(self, q, k, v, head_dim, out=None):
         time.sleep(4 * len(q) * k.size / self.flop_per_s)

@@ -127,7 +127,7 @@ def stage_parts(
                 *placed, last = placed[:second]
                 placed.append(replace(last, axis=ROW, spans=behind.spans))
                 left[last.part.writes.name] = behind.box(last.part.writes)
-                after, behind = x, lies
+                after = x  # what is added lies as what it is added to
             every += placed
             x, lies = after, behind
         layers.append((span, every))

@@ -1,0 +1,573 @@
+"""A rank's part in an encoder's layers, compiled: what computes its parts is bound to where their values lie.
+
+Who has which rows, heads and columns stands in the plan; a share is decided in `solver.programs`, what follows from it
+in a pass in `solver.schedule`; a byte is sent in `comm.exchange`, a head is computed in `kernels.numpy_kernels.attend`
+and `kernels.ort.attend`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from hepti_mpi.comm.exchange import RankExchange
+from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.wires import Coding
+from hepti_mpi.engine.batch import Batch
+from hepti_mpi.engine.layers import BlockKernels, LayerKernels, Roles
+from hepti_mpi.kernels import numpy_kernels
+from hepti_mpi.kernels.products import Backend, Graph
+from hepti_mpi.program.compiled import Compiled, CompiledCall
+from solver.base.arrays import Array, Numbers
+from solver.base.spans import Span
+from solver.model.kinds.attention import FULL_CONTEXTS, FULL_KEYS, Attention
+from solver.model.kinds.join import Join
+from solver.model.kinds.part import HEAD, HIDDEN, KV, NUMBER, ROW, Part, RankRegion, Value
+from solver.model.spec import ModelSpec
+from solver.plan.layout import Box
+from solver.plan.plan import Plan, Stage
+from solver.schedule.encoders.placing import Lies, stage_parts
+from solver.schedule.places import OwnCompute, OwnExchange, OwnStep, RankRun, Used, own_steps, places_of
+from solver.schedule.regions import box_of as box_of_rank
+from solver.schedule.schedule import AnyStep, Called
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lying:
+    """A box of a value, and the array in which it lies."""
+
+    box: Box
+    array: Numbers
+
+    def some(self, box: Box) -> Array:
+        """Return some of it."""
+        found: Array = self.array[box.within(self.box)]
+        return found
+
+
+def by_rows(array: Array) -> Array:
+    """Return an array as rows, which lie where it lies."""
+    return array.reshape(array.shape[0], math.prod(array.shape[1:]), copy=False)
+
+
+class EncoderProgram(Compiled):
+    """A rank's part of some layers in batches of one shape; it may run any number of times.
+
+    Parameters
+    ----------
+    steps
+        What all do.
+    given, left
+        The boxes of values with which this rank begins, and ends.
+    kernels
+        What it holds, by the block's name.
+    batch
+        The requests' row counts.
+    group
+        Those who have a share.
+    coding
+        How numbers travel.
+    backend
+        What computes.
+
+    Attributes
+    ----------
+    given, left
+        What it begins with, to be written before `run`, and what it ends with; of every value its rows.
+    """
+
+    def __init__(
+        self, steps: Sequence[AnyStep], given: Used, left: Used, kernels: Mapping[str, BlockKernels], batch: Batch,
+        group: Group, coding: Coding, backend: Backend,
+    ) -> None:  # fmt: skip
+        self._kernels, self._batch, self._within, self._backend = kernels, batch, coding, backend
+        self._scratch: dict[tuple[int, int], Array] = {}
+        every = own_steps(steps, group.rank, [name for name, _ in left])
+        super().__init__(every, places_of(every, given, left=left), group)
+        self.given, self.left = ([by_rows(self._memory.view(name, box)) for name, box in own] for own in (given, left))
+
+    def take(self, x: Array) -> None:
+        """Begin with rows, of all values side by side."""
+        start = 0
+        for own in self.given:
+            own[...] = x[:, start : start + own.shape[1]]
+            start += own.shape[1]
+
+    def result(self) -> Array:
+        """Return the rows that it has left, of all values side by side."""
+        return np.concatenate(self.left, axis=1)
+
+    def run(self) -> None:
+        """Compute `left` of `given`."""
+        self._run()
+
+    def layers(self) -> Iterator[None]:
+        """Compute it layer by layer: yield behind each."""
+        blocks = iter(self._blocks)
+        last = ""
+        for name, calls in blocks:
+            layer = name.rpartition(" ")[0]
+            if last and layer and layer != last:
+                yield
+            last = layer or last
+            for call in calls:
+                call()
+        yield
+
+    def _coding(self, step: OwnExchange) -> Coding:
+        return self._within
+
+    def _makes(self, step: OwnStep, called: Called, exchange: OwnExchange) -> bool:
+        assert isinstance(step, OwnCompute)
+        sources = {name for item in exchange.items for name, _ in item.pieces}
+        return not sources.isdisjoint(place for place, _, _ in step.written)
+
+    def _computing(
+        self, step: OwnStep, called: Called, comes: RankExchange | None
+    ) -> Iterator[tuple[str, CompiledCall]]:
+        assert isinstance(step, OwnCompute)
+        lies = {called(name): Lying(box, self._memory.view(called(name), box)) for name, box in step.reads.items()}
+        for place, name, box in step.written:
+            lies[called(name)] = Lying(box, self._memory.view(called(place), box))
+        bound = Binding(self._kernels, self._batch, self._backend, lies, called, self._scratch)
+        if comes is None:
+            return bound.calls(bound.units(step.run))
+        return bound.as_comes(step, comes)
+
+
+# Called before every layer; returns the plan that holds from there on, if it is another, and this rank's layers by it.
+Look = Callable[[int], tuple[Plan, Sequence[LayerKernels]] | None]
+Ran = Generator[None, None, tuple[Array, Plan]]
+STREAM_AXES = (ROW, HIDDEN, NUMBER)
+PROGRAMS = 4  # that are kept: batches of texts have new lengths all the time
+
+
+@dataclass(slots=True, eq=False)
+class StageShare:
+    """A rank's share of a stage.
+
+    Parameters
+    ----------
+    spec, plan, stage
+        The model, and whose stage it is.
+    crew
+        The stage's devices that run it.
+    layers
+        What this rank holds of its layers, from the first of the stage.
+    programs
+        Of the last batches.
+    """
+
+    spec: ModelSpec
+    plan: Plan
+    stage: Stage
+    crew: Sequence[int]
+    layers: Sequence[LayerKernels]
+    programs: dict[tuple[object, ...], tuple[EncoderProgram, Lies]] = field(default_factory=dict)
+
+    def run(self, x: Array, batch: Batch, group: Group, coding: Coding, backend: Backend, look: Look | None) -> Ran:
+        """Carry rows through the stage's layers; return them, and the plan by which they lie.
+
+        A rank that is alone yields behind every layer, so that it can do something else; where others wait for it, it
+        does not.
+
+        Parameters
+        ----------
+        x
+            This rank's rows; where the first layer begins within a block, what another stage has handed over.
+        look
+            Whether, and when, the plan changes on the way: then layer by layer.
+        """
+        share, left, lies = self, self.stage.span, None
+        while left.size:
+            some = left
+            if look is not None:
+                if (change := look(left.start)) is not None:
+                    (plan, layers), look = change, None
+                    share = StageShare(self.spec, plan, plan.stages[0], self.crew, layers)
+                some = left if look is None else Span(left.start, left.start + 1)
+            program, lies = share.program(batch, some, lies, group, coding, backend)
+            program.take(x)
+            if group.size == 1:
+                yield from program.layers()
+            else:
+                program.run()
+            x, left = program.result(), Span(some.stop, left.stop)
+        return x, share.plan
+
+    def program(
+        self, batch: Batch, some: Span, lies: Lies | None, group: Group, coding: Coding, backend: Backend
+    ) -> tuple[EncoderProgram, Lies]:
+        """Return the program for some layers of a batch, and how the stream lies after them; `lies`: before them."""
+        key = batch, coding, some, lies and (lies.axis, lies.spans.tobytes())
+        if key not in self.programs:
+            while len(self.programs) >= PROGRAMS * (1 if some == self.stage.span else self.stage.span.size):
+                del self.programs[next(iter(self.programs))]
+            self.programs[key] = self._compiled(batch, some, lies, group, coding, backend)
+        return self.programs[key]
+
+    def _compiled(
+        self, batch: Batch, some: Span, lies: Lies | None, group: Group, coding: Coding, backend: Backend
+    ) -> tuple[EncoderProgram, Lies]:
+        lengths = [request.size for request in batch.requests]
+        parts = stage_parts(self.spec, self.stage, self.crew, lengths, self.plan.tile_rows, some=some, lies=lies)
+        given, left = (
+            [
+                (name, box_of_rank(region, tuple(region), group.rank))
+                for name, region in sorted(every.items(), key=lambda own: HIDDEN in own[1])  # the stream the last
+            ]
+            for every in ({name: region for name, (_, region) in parts.given.items()}, parts.left)
+        )
+        kernels = self._kernels(group.rank)
+        return EncoderProgram(parts.steps(), given, left, kernels, batch, group, coding, backend), parts.lies
+
+    def _kernels(self, rank: int) -> dict[str, BlockKernels]:
+        """Return what this rank holds, by the block's name."""
+        found: dict[str, BlockKernels] = {}
+        for number, layer in zip(range(self.stage.span.start, self.stage.span.stop), self.layers, strict=True):
+            run, cuts = self.spec.run(number), self.stage.layer(number)
+            assert cuts is not None
+            for block, cut, kernels in zip(run.blocks, cuts, layer, strict=True):
+                if run.parts == 1:
+                    found |= {f"layers/{number}/{block.name}": own for own in kernels}
+                else:
+                    assert cut.inner is not None
+                    sub_blocks = cut.inner[self.crew[rank]]
+                    found |= {
+                        f"layers/{number}/{sub_block}/{block.name}": own
+                        for sub_block, own in zip(range(sub_blocks.start, sub_blocks.stop), kernels, strict=True)
+                    }
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class Binding:
+    """Binds what a rank computes in a step to where values lie.
+
+    Parameters
+    ----------
+    kernels, batch, backend
+        As of `EncoderProgram`; kernels by the block's name.
+    lies
+        Where values lie that the step reads and leaves; others are added as they are computed.
+    called
+        What values and parts are called.
+    scratch
+        Arrays for what is read within the step alone, by which it is of a step, and their size.
+    """
+
+    kernels: Mapping[str, BlockKernels]
+    batch: Batch
+    backend: Backend
+    lies: dict[str, Lying]
+    called: Called
+    scratch: dict[tuple[int, int], Array]
+    number: int = 0  # of arrays that this step has taken
+    read: dict[str, Value] = field(default_factory=dict)  # what keys would be made of that are avoided, by their name
+
+    def units(self, run: RankRun) -> list[Unit]:
+        """Return what a rank computes, graph by graph; of sub-blocks one by one."""
+        names, start, found = [self._block(part) for part, _ in run], 0, list[Unit]()
+        while start < len(run):
+            name, (part, region) = names[start], run[start]
+            sub_blocks: Sequence[int | None] = [None]
+            if name.split("/")[2].isdigit():
+                width = part.stream.hidden
+                sub_blocks = range(region[HIDDEN].start // width, region[HIDDEN].stop // width)
+            kernels = [self.kernels[_named(name, own)] for own in sub_blocks]
+            roles = tuple(part.role for (part, _), own in zip(run[start:], names[start:], strict=True) if own == name)
+            count = next((end for end in range(len(roles), 0, -1) if roles[:end] in kernels[0].graphs), 1)
+            some = run[start : start + count]
+            for sub_block, own in zip(sub_blocks, kernels, strict=True):
+                parts = some if sub_block is None else self._of_sub_block(some, sub_block)
+                found.append(Unit(_named(name, sub_block), roles[:count], parts, own))
+            start += count
+        return found
+
+    def _of_sub_block(self, run: RankRun, number: int) -> RankRun:
+        """Return parts of all sub-blocks as those of one."""
+        found, (last, ends) = [], run[-1]
+        if last.writes.axes == STREAM_AXES:  # all write theirs in one array
+            self._out(last.writes, ends)
+        for part, region in run:
+            columns = Span(number, number + 1).scaled(part.stream.hidden)
+            *reads, writes = (_of_one(value, number) for value in (*part.reads, part.writes))
+            found.append((replace(part, reads=tuple(reads), writes=writes), {**region, HIDDEN: columns}))
+        return tuple(found)
+
+    def calls(self, units: Sequence[Unit]) -> Iterator[tuple[str, CompiledCall]]:
+        """Yield what computes them, each call with its name in traces."""
+        for unit in units:
+            yield from ((unit.title, call) for call in self._unit(unit))
+
+    def _unit(self, unit: Unit) -> Iterator[CompiledCall]:
+        if unit.roles == (FULL_CONTEXTS,):
+            yield from self._attending(*unit.run[0], unit.kernels)
+        elif unit.kernels.avoided is not None and unit.roles == (FULL_KEYS,):
+            part, _ = unit.run[0]
+            self.read[part.writes.name] = part.reads[0]
+        else:
+            yield from self._computed(unit.run, unit.kernels.graphs[unit.roles])
+
+    def as_comes(self, step: OwnCompute, exchange: RankExchange) -> Iterator[tuple[str, CompiledCall]]:
+        """Yield what computes a step which begins with what is here, and goes on with what arrives as it comes."""
+        name, every = self.called(step.as_comes), self.units(step.run)
+        whole = step.reads.get(step.as_comes)
+        if whole is None or any(box.spans[1:] != whole.spans[1:] for box in exchange.coming):
+            yield "", exchange.finish
+            yield from self.calls(every)
+            return
+        blocks = [box.spans[0] for box in exchange.coming]
+        here = _without(whole.spans[0], blocks)
+        first, last = list[CompiledCall](), list[CompiledCall]()
+        arriving: dict[Box, list[CompiledCall]] = {box: [] for box in exchange.coming}
+        count = 0
+        for unit in every:
+            if self.called(unit.run[0][0].reads[-1].name) != name:
+                break
+            count += 1
+            if unit.roles == (FULL_CONTEXTS,) and unit.kernels.avoided is None:
+                contexts = self._partial(*unit.run[0], unit.kernels)
+                first += [partial(contexts.take, rows) for rows in here]
+                for box in exchange.coming:
+                    arriving[box].append(partial(contexts.take, box.spans[0]))
+                last.append(contexts.merge)
+                break
+            self._out(unit.run[-1][0].writes, unit.run[-1][1])
+            for rows in here:
+                first += self._unit(unit.only(rows))
+            for box in exchange.coming:
+                arriving[box] += self._unit(unit.only(box.spans[0]))
+        yield every[0].title if every else "", partial(_run_arriving, first, exchange, arriving, last)
+        yield from self.calls(every[count:])
+
+    def _computed(self, unit: RankRun, graph: Graph) -> Iterator[CompiledCall]:
+        """Yield what computes parts of which there is one graph."""
+        (first, begins), (last, ends) = unit[0], unit[-1]
+        out = self._out(last.writes, ends)
+        if not out.size:
+            return
+        residual = None
+        if last.role == Join.name:
+            residual = yield from self._rows(last.reads[0], ends)
+        x = yield from self._rows(first.reads[-1], begins)
+        to = out if out.flags.c_contiguous else self._array(out.shape)
+        yield graph.bound(x, by_rows(to), residual)
+        if to is not out:
+            yield partial(np.copyto, out, to)
+
+    def _attending(self, part: Part, region: RankRegion, kernels: BlockKernels) -> Iterator[CompiledCall]:
+        """Yield what computes the contexts of some rows and heads."""
+        attention, rows, heads = part.kind, region[ROW], region[HEAD]
+        assert isinstance(attention, Attention)
+        queries, keys = part.reads
+        out = self._out(part.writes, region)
+        if not out.size:
+            return
+        q = by_rows(self._some(queries, region))
+        to = out if out.flags.c_contiguous else self._array(out.shape)
+        seen = self.batch.keys_of(rows)
+        pieces, added = self.batch.pieces(rows, seen), self._added(kernels, rows, heads)
+        facts = {"out": by_rows(to), **({"added": added} if added else {})}
+        if kernels.avoided is not None:
+            x = by_rows(self._some(self.read[keys.name], {ROW: seen}))
+            yield partial(numpy_kernels.attend_without_keys, q, x, kernels.avoided, pieces, attention.head_dim, **facts)
+        else:
+            attend = numpy_kernels.attend if added else self.backend.attend
+            yield partial(attend, q, *self._keys_and_values(part, seen, heads), pieces, attention.head_dim, **facts)
+        if to is not out:
+            yield partial(np.copyto, out, to)
+
+    def _partial(self, part: Part, region: RankRegion, kernels: BlockKernels) -> PartialContexts:
+        """Return what computes contexts as keys come."""
+        attention, rows, heads = part.kind, region[ROW], region[HEAD]
+        assert isinstance(attention, Attention)
+        seen = self.batch.keys_of(rows)
+        k, v = self._keys_and_values(part, seen, heads)
+        return PartialContexts(
+            by_rows(self._some(part.reads[0], region)), k, v, by_rows(self._out(part.writes, region)), seen,
+            self.batch.pieces(rows, seen), attention.head_dim, self._added(kernels, rows, heads), self.backend,
+        )  # fmt: skip
+
+    def _keys_and_values(self, part: Part, seen: Span, heads: Span) -> tuple[Array, Array]:
+        """Return the keys, and the values, that heads see of some rows; [keys, columns] each."""
+        assert isinstance(part.kind, Attention)
+        both = self._some(part.reads[1], {ROW: seen, KV: part.kind.kv_span(heads)})
+        return by_rows(both[:, 0]), by_rows(both[:, 1])
+
+    def _added(self, kernels: BlockKernels, rows: Span, heads: Span) -> Sequence[Array]:
+        """Return what distances add to the scores, request by request [heads, rows, keys]; mostly nothing."""
+        if kernels.relative is None:
+            return ()
+        requests = [request for request in self.batch.requests if request.intersect(rows).size]
+        return [
+            kernels.relative.between(heads, own, Span(0, request.size))
+            for own, request in zip(self.batch.places(rows), requests, strict=True)
+        ]
+
+    def _block(self, part: Part) -> str:
+        """Return the name of a part's block: `layers/N/…`, or of a sub-block `layers/N/M/…`."""
+        words = self.called(part.name).split("/")
+        return "/".join(words[: 4 if words[2].isdigit() else 3])
+
+    def _some(self, value: Value, region: RankRegion) -> Array:
+        """Return what a region reads of a value."""
+        return self.lies[self.called(value.name)].some(box_of(value, region))
+
+    def _out(self, value: Value, region: RankRegion) -> Array:
+        """Return where a result lies; in an array of its own if nobody reads it after the step."""
+        name, box = self.called(value.name), box_of(value, region)
+        if name not in self.lies:
+            self.lies[name] = Lying(box, self._array(box.shape))
+        return self.lies[name].some(box)
+
+    def _rows(self, value: Value, region: RankRegion) -> Generator[CompiledCall, None, Array]:
+        """Return what a region reads as a graph takes it, in rows side by side; yield what copies it if need be."""
+        found = self._some(value, region)
+        if found.flags.c_contiguous:
+            return by_rows(found)
+        copy = self._array(found.shape)
+        yield partial(np.copyto, copy, found)
+        return by_rows(copy)
+
+    def _array(self, shape: tuple[int, ...]) -> Array:
+        self.number += 1
+        key = self.number, math.prod(shape)
+        if key not in self.scratch:
+            self.scratch[key] = np.empty(key[1], np.float32)
+        return self.scratch[key].reshape(shape, copy=False)
+
+
+def _named(block: str, sub_block: int | None) -> str:
+    """Return a block's name, or that of a sub-block, of the name of the first one."""
+    layers, layer, *_, kind = block.split("/")
+    return block if sub_block is None else "/".join((layers, layer, str(sub_block), kind))
+
+
+def _of_one(value: Value, sub_block: int) -> Value:
+    """Return a value of all sub-blocks as that of one: its columns of the stream, or what lies between."""
+    if value.axes == STREAM_AXES:
+        return value
+    layers, layer, _, *rest = value.name.split("/")
+    name = "/".join((layers, layer, str(sub_block), *rest))
+    return replace(value, name=name, axes=(ROW, *value.axes[2:]), shape=(value.shape[0], *value.shape[2:]))
+
+
+@dataclass(slots=True, eq=False)
+class PartialContexts:
+    """Contexts of some rows, computed key by key as these come, and joined in the end.
+
+    Parameters
+    ----------
+    q, k, v, out
+        Queries [rows, columns], keys and values [keys, columns], and where contexts go.
+    seen, pieces
+        The keys' rows, and for every request its rows and its keys.
+    head_dim, added, backend
+        As of `numpy_kernels.attend`, and what computes.
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    out: Array
+    seen: Span
+    pieces: Sequence[tuple[slice, slice]]
+    head_dim: int
+    added: Sequence[Array]
+    backend: Backend
+    parts: dict[int, list[tuple[Array, Array]]] = field(default_factory=lambda: defaultdict(list))
+
+    def take(self, rows: Span) -> None:
+        """Attend to keys of some rows, which are there."""
+        k, v, block = self.k, self.v, rows.within(self.seen)
+        for number, (own, keys) in enumerate(self.pieces):
+            every = Span(keys.start, keys.stop)
+            some, scores = block.intersect(every), self.added[number : number + 1]
+            if not some.size:
+                continue
+            q, seen = self.q[own], some.slice
+            if some == every:  # all of them at once: nothing to merge
+                here = [(slice(None),) * 2]
+                facts = {"added": scores} if scores else {}
+                attend = numpy_kernels.attend if scores else self.backend.attend
+                attend(q, k[keys], v[keys], here, self.head_dim, out=self.out[own], **facts)
+            elif scores:
+                cut = scores[0][:, :, some.within(every).slice]
+                self.parts[number].append(numpy_kernels.attend_part(q, k[seen], v[seen], self.head_dim, added=cut))
+            else:
+                self.parts[number].append(self.backend.attend_part(q, k[seen], v[seen], self.head_dim))
+
+    def merge(self) -> None:
+        """Join what was computed of the keys of each request."""
+        for number, parts in self.parts.items():
+            self.out[self.pieces[number][0]] = numpy_kernels.merge(parts)
+        self.parts.clear()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """Parts of a block of which there is one graph, or contexts.
+
+    Parameters
+    ----------
+    block
+        Its name.
+    roles, run
+        The parts' roles, and they themselves with this rank's region of each.
+    kernels
+        The block's.
+    """
+
+    block: str
+    roles: Roles
+    run: RankRun
+    kernels: BlockKernels
+
+    @property
+    def title(self) -> str:
+        """Its name in traces."""
+        _, layer, *_, kind = self.block.split("/")
+        return f"layer {layer} {kind}"
+
+    def only(self, rows: Span) -> Unit:
+        """Return it with some of its rows."""
+        return replace(self, run=tuple((part, {**own, ROW: own[ROW].intersect(rows)}) for part, own in self.run))
+
+
+def _without(rows: Span, blocks: Iterable[Span]) -> list[Span]:
+    """Return rows but for those of some blocks."""
+    left = [(rows.start, rows.stop)]
+    for block in blocks:
+        left = [
+            own
+            for start, stop in left
+            for own in ((start, min(stop, block.start)), (max(start, block.stop), stop))
+            if own[0] < own[1]
+        ]
+    return [Span(*own) for own in left]
+
+
+def _run_arriving(
+    first: Sequence[CompiledCall], exchange: RankExchange, arriving: Mapping[Box, Sequence[CompiledCall]],
+    last: Sequence[CompiledCall],
+) -> None:  # fmt: skip
+    """Compute with what is here, with what arrives as it comes, and then what needs all of it."""
+    for call in first:
+        call()
+    for boxes in exchange.arriving():
+        for box in boxes:
+            for call in arriving[box]:
+                call()
+    for call in last:
+        call()
+
+
+def box_of(value: Value, region: RankRegion) -> Box:
+    """Return what of a value a rank's region is."""
+    return Box(tuple(region.get(axis, Span(0, length)) for axis, length in zip(value.axes, value.shape, strict=True)))
