@@ -31,7 +31,7 @@ from solver.model.kinds.part import HEAD, HIDDEN, KV, NUMBER, ROW, Part, RankReg
 from solver.model.spec import ModelSpec
 from solver.plan.layout import Box
 from solver.plan.plan import Plan, Stage
-from solver.schedule.encoders.placing import Lies, stage_parts
+from solver.schedule.encoders.placing import StreamLies, stage_parts
 from solver.schedule.places import OwnCompute, OwnExchange, OwnStep, RankRun, Used, own_steps, places_of
 from solver.schedule.regions import box_of as box_of_rank
 from solver.schedule.schedule import AnyStep, Called
@@ -168,7 +168,7 @@ class StageShare:
     stage: Stage
     crew: Sequence[int]
     layers: Sequence[LayerKernels]
-    programs: dict[tuple[object, ...], tuple[EncoderProgram, Lies]] = field(default_factory=dict)
+    programs: dict[tuple[object, ...], tuple[EncoderProgram, StreamLies]] = field(default_factory=dict)
 
     def run(self, x: Array, batch: Batch, group: Group, coding: Coding, backend: Backend, look: Look | None) -> Ran:
         """Carry rows through the stage's layers; return them, and the plan by which they lie.
@@ -201,8 +201,8 @@ class StageShare:
         return x, share.plan
 
     def program(
-        self, batch: Batch, some: Span, lies: Lies | None, group: Group, coding: Coding, backend: Backend
-    ) -> tuple[EncoderProgram, Lies]:
+        self, batch: Batch, some: Span, lies: StreamLies | None, group: Group, coding: Coding, backend: Backend
+    ) -> tuple[EncoderProgram, StreamLies]:
         """Return the program for some layers of a batch, and how the stream lies after them; `lies`: before them."""
         key = batch, coding, some, lies and (lies.axis, lies.spans.tobytes())
         if key not in self.programs:
@@ -212,8 +212,8 @@ class StageShare:
         return self.programs[key]
 
     def _compiled(
-        self, batch: Batch, some: Span, lies: Lies | None, group: Group, coding: Coding, backend: Backend
-    ) -> tuple[EncoderProgram, Lies]:
+        self, batch: Batch, some: Span, lies: StreamLies | None, group: Group, coding: Coding, backend: Backend
+    ) -> tuple[EncoderProgram, StreamLies]:
         lengths = [request.size for request in batch.requests]
         parts = stage_parts(self.spec, self.stage, self.crew, lengths, self.plan.tile_rows, some=some, lies=lies)
         given, left = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -102,7 +101,7 @@ def stage_parts(
         How the stream lies before these; None: as the block before leaves it, or as the first block wants it, and all
         of it on the first who takes part where that wants columns.
     folded
-        Whether layers that are alike stand in it once, with how many they are (`solver.schedule.schedule.unfolded`).
+        Whether layers that are alike stand in it once, with how many they are: for a price.
     """
     own = _Placing(stage, crew, tuple(requests), tile_rows)
     x = replace(spec.run(stage.span.start).blocks[0].stream, hidden=spec.hidden).value(STREAM, sum(requests))
@@ -134,7 +133,7 @@ def stage_parts(
     return StageParts(given, left | {x.name: lies.box(x)}, lies, layers, names, int(own.active.sum()))
 
 
-def request_steps(spec: ModelSpec, plan: Plan, rows: int, *, folded: bool = True) -> tuple[list[int], list[AnyStep]]:
+def request_schedule(spec: ModelSpec, plan: Plan, rows: int, *, folded: bool = True) -> tuple[list[int], list[AnyStep]]:
     """Return what ranks do with a request under a plan of one stage, and which ranks: rank 0 and those with a share.
 
     Rank 0 embeds it and hands it out, and gets what the layers leave.
@@ -327,9 +326,8 @@ def _each(stage: Stage, some: Span) -> Iterator[tuple[Span, LayerPlan]]:
 
 
 def _runs(spec: ModelSpec, stage: Stage) -> Iterator[tuple[Span, LayerPlan]]:
-    """Yield layers that are alike: the first and the second, then the others together, of which the last is alone."""
+    """Yield layers that are alike: the first, which finds the stream as others leave it, then the others together."""
     for start, count, layer in alike(spec, stage):
-        stop = start + count
-        alone = {start, start + 1, start + 2, stop - (stop == stage.span.stop), stop}
-        for one, other in pairwise(sorted(edge for edge in alone if start <= edge <= stop)):
-            yield Span(one, other), layer
+        for one, other in ((start, start + 1), (start + 1, start + count)):
+            if one < other:
+                yield Span(one, other), layer

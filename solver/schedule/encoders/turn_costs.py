@@ -14,16 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from solver.base.errors import HeptiError
 from solver.cluster.curves import Bank, Floats, Kernel
 from solver.model.kinds.attention import FULL_CONTEXTS, FULL_KEYS
 from solver.model.kinds.norm import NORM
 from solver.model.kinds.part import HIDDEN, ROW, Part, Region, TensorUse
 from solver.model.spec import ImageInput
-from solver.plan.plan import Plan, Wire
+from solver.plan.plan import Wire
 from solver.plan.routes import Route
 from solver.schedule.clocks import Messages
-from solver.schedule.encoders.placing import HAND_IN, HAND_OUT, REDUCE, SPREAD_SUMS, request_steps
+from solver.schedule.encoders.placing import HAND_IN, HAND_OUT, REDUCE, SPREAD_SUMS
 from solver.schedule.encoders.setting import Setting
 from solver.schedule.exchange import Exchange, gather
 from solver.schedule.price import PricedStep
@@ -168,54 +167,41 @@ class _Before:
         self.last = step
 
 
-def schedule_price(s: Setting, plan: Plan) -> tuple[PricedStep, ...]:
-    """Return the turns of a request under a plan of one stage with what they take, those of layers alike as one.
+def priced_turns(s: Setting, crew: Sequence[int], steps: Sequence[AnyStep], first: int = 0) -> tuple[PricedStep, ...]:
+    """Return what steps of some ranks take, turn by turn, on all devices; turns of layers that are alike as one.
 
-    Raises
-    ------
-    HeptiError
-        If the plan has several stages, or its stage not all devices.
+    Parameters
+    ----------
+    s
+        With the wire of the exchanges.
+    crew
+        The device of every rank.
+    first
+        The first layer.
     """
-    if not plan.in_one:
-        raise HeptiError(f"the plan has {len(plan.stages)} stages, or not all devices in one: price it as a pipeline")
-    crew, turns = request_turns(s, plan)
+    own = s.only(np.array(crew))
 
     def of_all(values: Floats) -> Floats:
         found = np.zeros(s.devices)
-        found[crew] = values
+        found[list(crew)] = values
         return found
 
-    ends = {HAND_OUT: "start", HAND_IN: "end"}
-    found = []
-    for step in priced(s.only(np.array(crew)).machine, turns):
-        layers = f"layer{'s' * ('-' in step.layers)} {step.layers or plan.stages[0].span.start}"
+    ends, found = {HAND_OUT: "start", HAND_IN: "end"}, []
+    for step in priced(own.machine, _Costs(own, s.wire).turns(steps)):
+        layers = f"layer{'s' * ('-' in step.layers)} {step.layers or first}"
         end = np.full(s.devices, step.times.end.max())
         times = Times(of_all(step.times.compute), of_all(step.times.exchange), end)
         sent, received = of_all(step.sent), of_all(step.received)
-        own = replace(step, layers=ends.get(step.name, layers), times=times, sent=sent, received=received)
-        found.append(own)
+        found.append(replace(step, layers=ends.get(step.name, layers), times=times, sent=sent, received=received))
     return tuple(found)
-
-
-def schedule_seconds(s: Setting, plan: Plan) -> float:
-    """Return the seconds of a request; errors as of `schedule_price`."""
-    return math.fsum(step.repeats * float(step.times.end.max()) for step in schedule_price(s, plan))
-
-
-def request_turns(s: Setting, plan: Plan) -> tuple[list[int], list[ClockTurn]]:
-    """Return what ranks do with a request under a plan of one stage, turn by turn; and which ranks."""
-    crew, steps = request_steps(s.spec, plan, s.rows)
-    costs = _Costs(s.only(np.array(crew)), plan.wire, plan.tile_rows)
-    return crew, list(costs.turns(steps))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Costs:
-    """The costs of steps; arguments as of `Setting` and a plan."""
+    """The costs of steps of some devices."""
 
     s: Setting
     wire: Wire
-    tile_rows: int
 
     @property
     def bank(self) -> Bank:

@@ -13,9 +13,9 @@ from solver.model.sublayers import HALVES
 from solver.plan.plan import Keys, Stage, StreamLayout, Wire, layer_by_rows
 from solver.plan.routes import Route
 from solver.schedule.encoders.cost import price, setting
-from solver.schedule.encoders.placing import request_steps, stage_parts
+from solver.schedule.encoders.placing import request_schedule, stage_parts
 from solver.schedule.regions import box_of
-from solver.schedule.schedule import ComputeStep, ExchangeStep, unfolded
+from solver.schedule.schedule import ComputeStep, ExchangeStep
 from tests import sweeps
 from tests.kit.clusters import pis
 from tests.kit.decoupled import ORIGINALS, random_layers
@@ -144,27 +144,6 @@ def test_a_stage_may_begin_and_end_within_a_block(start, stop, norm):
     assert roles[-1] == ("join" if stop % 2 == 0 else "full contexts" if stop % 4 == 1 else "up")
 
 
-def named(steps):
-    """Return what steps are about: an exchange's value, or the parts of a computation and what leaves it."""
-    return [
-        called(step.value.name) if isinstance(step, ExchangeStep)
-        else ([called(own.part.name) for own in step.placed], {called(name) for name in step.leaves})
-        for step, called in steps
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("seed", sweeps.seeds(6, 40))
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_a_folded_schedule_unfolds_to_that_of_every_layer(norm, seed):
-    rng = np.random.default_rng(seed)
-    spec = like(LONG, norm=norm)
-    plan = random_plan(spec, rng, 3)
-
-    every, folded = (stage_parts(spec, plan.stages[0], range(3), BATCH, folded=own).steps() for own in (False, True))
-
-    assert named(unfolded(folded)) == named((step, str) for step in every)
-
-
 @pytest.mark.parametrize("seed", sweeps.seeds(4, 20))
 def test_a_layer_alone_does_what_it_does_among_others(seed):
     """It begins as the one before leaves the stream, whose layout may be given: that of another plan."""
@@ -184,7 +163,7 @@ def test_a_layer_alone_does_what_it_does_among_others(seed):
 
 def bytes_of(spec, plan, rows):
     """Return what every rank sends and receives of a request, by the schedule."""
-    ranks, steps = request_steps(spec, plan, rows)
+    ranks, steps = request_schedule(spec, plan, rows)
     found = np.zeros((2, len(plan.devices)))
     for step in steps:
         if isinstance(step, ExchangeStep):

@@ -12,9 +12,11 @@ from solver.base.errors import HeptiError
 from solver.cluster.named import find_cluster
 from solver.model.named import named_model
 from solver.plan.plan import Wire
-from solver.schedule.encoders.cost import plan_seconds, price, setting
+from solver.schedule.encoders.cost import plan_seconds, price, schedule_price, schedule_seconds, setting
+from solver.schedule.encoders.placing import request_schedule
 from solver.schedule.encoders.stages import chain
-from solver.schedule.encoders.turn_costs import schedule_price, schedule_seconds
+from solver.schedule.encoders.turn_costs import priced_turns
+from solver.schedule.price import Price
 from solver.systems import make_plan, plans_for
 from tests import sweeps
 from tests.kit.clusters import pis
@@ -83,6 +85,24 @@ def test_devices_compute_what_they_do_step_by_step(seed):
     assert (steps[0].name, steps[-1].name) == ("hand out", "hand in")
     compute = sum(step.repeats * step.times.compute for step in steps)
     np.testing.assert_allclose(compute, price(s, plan).compute_s, rtol=0.1, atol=0.01)
+
+
+@pytest.mark.parametrize("seed", sweeps.seeds(6, 60))
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_layers_that_are_alike_cost_together_what_every_one_does(norm, seed):
+    """But where ranks wait for each other in turn: what is done often goes on at the pace of its second time."""
+    rng = np.random.default_rng(seed)
+    spec = like(BERT, layers=7, norm=norm)
+    plan = random_plan(spec, rng, 3)
+    s = setting(spec, pis(24.6, 70, 10), 64)
+
+    crew, every = request_schedule(spec, plan, 64, folded=False)
+    one_by_one = Price(priced_turns(s, crew, every), ())
+    together = Price(schedule_price(s, plan), ())
+
+    assert together.seconds == pytest.approx(one_by_one.seconds, rel=0.02)
+    np.testing.assert_allclose(together.compute_s, one_by_one.compute_s, rtol=1e-9)
+    np.testing.assert_array_equal(together.moved_bytes, one_by_one.moved_bytes)
 
 
 def test_several_stages_are_no_schedule_of_one():
