@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,7 @@ def stage_parts(
     lies = lies or own.before(stage, some, x)
     given, left, layers = {x.name: (x, lies.box(x))}, dict[str, Region](), list[tuple[Span, list[PlacedPart]]]()
     names = dict[str, str]()
-    for span, layer in _runs(spec, stage) if folded else _each(stage, some or stage.span):
+    for span, layer in own.runs(spec, x, lies) if folded else _each(stage, some or stage.span):
         run, halves, every = spec.run(span.start), stage.part(span.start), list[PlacedPart]()
         for place, (block, plan) in enumerate(zip(run.blocks, layer, strict=True)):
             both = Span(place, place + 1).scaled(HALVES)
@@ -184,6 +185,14 @@ class _Placing:
             assert own.inner is not None
             return StreamLies(HIDDEN, _spans(own.inner) * (x.shape[1] // own.inner.total))
         return StreamLies(WHOLE, self.active * whole(1))
+
+    def runs(self, spec: ModelSpec, x: Value, lies: StreamLies) -> Iterator[tuple[Span, LayerPlan]]:
+        """Yield layers that are alike: the first; the second, if that finds the stream otherwise; the others."""
+        for start, count, layer in alike(spec, self.stage):
+            before, lies = lies, self.behind(layer[-1], x)
+            alone = 1 if before.axis == lies.axis and np.array_equal(before.spans, lies.spans) else 2
+            edges = sorted({*range(start, start + min(alone, count) + 1), start + count})
+            yield from ((Span(one, other), layer) for one, other in pairwise(edges))
 
     def placed(self, parts: Sequence[Part], plan: BlockPlan, before: StreamLies) -> list[PlacedPart]:
         """Return the parts of a block as its plan cuts them, where the stream lies so before it."""
@@ -323,11 +332,3 @@ def _each(stage: Stage, some: Span) -> Iterator[tuple[Span, LayerPlan]]:
     for span, layer in stage.layers:
         own = span.intersect(some)
         yield from ((Span(number, number + 1), layer) for number in range(own.start, own.stop))
-
-
-def _runs(spec: ModelSpec, stage: Stage) -> Iterator[tuple[Span, LayerPlan]]:
-    """Yield layers that are alike: the first, which finds the stream as others leave it, then the others together."""
-    for start, count, layer in alike(spec, stage):
-        for one, other in ((start, start + 1), (start + 1, start + count)):
-            if one < other:
-                yield Span(one, other), layer

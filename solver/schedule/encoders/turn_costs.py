@@ -8,12 +8,14 @@ the exchange.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
+from solver.base.spans import Span
 from solver.cluster.curves import Bank, Floats, Kernel
 from solver.model.kinds.attention import FULL_CONTEXTS, FULL_KEYS
 from solver.model.kinds.norm import NORM
@@ -31,6 +33,7 @@ from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep, PlacedP
 from solver.schedule.timing import Times, cpu_seconds
 from solver.schedule.turns import ClockTurn, priced
 
+PACE = 3  # layers in which ranks that wait for each other come to it
 # What parts compute, in words, by their roles, where those do not say it; of what no table tells nothing.
 WORDS: Mapping[str, tuple[str, ...]] = {
     FULL_KEYS: ("K, V",), "queries": ("Q",), FULL_CONTEXTS: ("attention",), "up": ("up", "activation"), NORM: (),
@@ -152,6 +155,17 @@ class Computed:
     pieces: Floats
 
 
+def _one_by_one_first(turns: Iterable[ClockTurn]) -> Iterator[ClockTurn]:
+    """Yield turns, the first of layers that are alike by themselves: it takes some until ranks keep pace."""
+    for repeats, some in groupby(turns, key=lambda turn: turn.repeats):
+        every, alone = list(some), min(repeats - 1, PACE)
+        for first, often in [*((number, 1) for number in range(alone)), (alone, repeats - alone)]:
+            for turn in every:
+                start = turn.layers.start + first
+                layers = Span(start, start + often) if turn.layers.size else turn.layers
+                yield replace(turn, layers=layers, repeats=often)
+
+
 class _Before:
     """Computations that no exchange follows yet; the last of them in its pieces."""
 
@@ -187,7 +201,7 @@ def priced_turns(s: Setting, crew: Sequence[int], steps: Sequence[AnyStep], firs
         return found
 
     ends, found = {HAND_OUT: "start", HAND_IN: "end"}, []
-    for step in priced(own.machine, _Costs(own, s.wire).turns(steps)):
+    for step in priced(own.machine, _one_by_one_first(_Costs(own, s.wire).turns(steps))):
         layers = f"layer{'s' * ('-' in step.layers)} {step.layers or first}"
         end = np.full(s.devices, step.times.end.max())
         times = Times(of_all(step.times.compute), of_all(step.times.exchange), end)
