@@ -26,7 +26,7 @@ from solver.schedule.encoders.pricing import Pricer
 from solver.schedule.encoders.request import CutBlock, LayerRun, request_steps
 from solver.schedule.encoders.setting import Setting
 from solver.schedule.encoders.steps import block_steps
-from solver.schedule.encoders.turn_costs import priced_turns
+from solver.schedule.encoders.turn_costs import priced_turns, seconds_of_turns
 from solver.schedule.exchange import Mask
 from solver.schedule.price import Price, PricedStep
 from solver.schedule.timing import Machine, TimedStep, Values, step_times
@@ -79,7 +79,8 @@ def schedule_price(s: Setting, plan: Plan) -> tuple[PricedStep, ...]:
 
 def schedule_seconds(s: Setting, plan: Plan) -> float:
     """Return the seconds of a request by the clocks of ranks; errors as in `price`."""
-    return Price(schedule_price(s, plan), ()).seconds
+    check_in_one(plan)
+    return seconds_of_turns(replace(s, wire=plan.wire), *request_schedule(s.spec, plan, s.rows))
 
 
 def check_in_one(plan: Plan) -> None:
