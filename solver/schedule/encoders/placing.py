@@ -32,6 +32,7 @@ STREAM = "stream"  # the name of what a stage begins with
 HAND_OUT, HAND_IN = "hand out", "hand in"
 REDUCE, SPREAD_SUMS = "reduce", "gather sums"
 WORDS = {PAIR: "K, V"}
+MANY = 64  # ranks: of more none makes a summand for each of the others, but all at once
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -265,7 +266,9 @@ class _Placing:
                 yield self._cut(part, HIDDEN, columns, tile_rows=None)
             elif part.cut and plan.cut is not Cut.TO_ROWS:
                 # It is made in pieces: what it reads is there before.
-                yield self._cut(part, part.kind.axis, tile, begins=len(self.crew) > 1, also=grid)
+                tile_rows = self.tile_rows if len(self.crew) <= MANY else None
+                begins = len(self.crew) > 1
+                yield self._cut(part, part.kind.axis, tile, begins=begins, also=grid, tile_rows=tile_rows)
             elif part.cut or any(part.writes in reader.reads and not reader.cut for reader in body):
                 yield PlacedPart(part, WITH_READER)
             else:

@@ -30,7 +30,7 @@ from solver.schedule.exchange import Exchange, gather
 from solver.schedule.price import PricedStep
 from solver.schedule.regions import lengths, overlaps
 from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep, PlacedPart
-from solver.schedule.timing import Times, cpu_seconds
+from solver.schedule.timing import CODING, Times, cpu_seconds
 from solver.schedule.turns import ClockTurn, priced, together_s
 
 PACE = 3  # layers in which ranks that wait for each other come to it
@@ -290,7 +290,7 @@ class _Costs:
             else:
                 moved[-1] += found.sum(0)
         routed = None if first.route is Route.DIRECT else _routed(moved, first.route)
-        carried = _direct(moved, exchanges) if routed is None else routed
+        carried = _direct(moved, exchanges, coded=CODING[self.wire] > 0) if routed is None else routed
         adds = any(exchange.partial for exchange in exchanges)
         encode, messages, decode, add = cpu_seconds(carried, self.wire, self.bank, adds=adds)
         leaving = moved.sum(-1)
@@ -343,15 +343,15 @@ def _with_each(own: PlacedPart, region: Region, coming: ExchangeStep) -> PartWor
     return PartWork(own, found, found, work.units)
 
 
-def _direct(moved: Floats, exchanges: Sequence[ExchangeStep]) -> Exchange:
-    """Return what an exchange is to CPUs: bytes, messages, and what is coded."""
+def _direct(moved: Floats, exchanges: Sequence[ExchangeStep], *, coded: bool) -> Exchange:
+    """Return what an exchange is to CPUs: bytes, messages, and what is coded, if anything is."""
     every, sent = moved > 0, moved.sum((0, 2))
-    numbers = sum(exchange.moved[0].sum(1) for exchange in exchanges)
-    coded = sum(exchange.coded[0] for exchange in exchanges) / np.maximum(numbers, 1) * sent
-    messages = (every.sum((0, 1)) + every.sum((0, 2))).astype(float)
-    return Exchange(
-        sent, moved.sum((0, 1)), messages, lambda j, i: moved[:, j, i].sum(), coded, every.any(2).sum(0), sent
-    )
+    once = np.zeros(sent.shape)
+    if coded:
+        numbers = sum(exchange.moved[0].sum(1) for exchange in exchanges)
+        once = sum(exchange.coded[0] for exchange in exchanges) / np.maximum(numbers, 1) * sent
+    messages, tiles = (every.sum((0, 1)) + every.sum((0, 2))).astype(float), every.any(2).sum(0)
+    return Exchange(sent, moved.sum((0, 1)), messages, lambda j, i: moved[:, j, i].sum(), once, tiles, sent)
 
 
 def _routed(moved: Floats, route: Route) -> Exchange:

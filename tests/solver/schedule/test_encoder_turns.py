@@ -12,7 +12,7 @@ from solver.base.errors import HeptiError
 from solver.cluster.named import find_cluster
 from solver.model.named import named_model
 from solver.plan.plan import Wire
-from solver.schedule.encoders.cost import plan_seconds, price, schedule_price, schedule_seconds, setting
+from solver.schedule.encoders.cost import plan_seconds, price, request_seconds, setting
 from solver.schedule.encoders.placing import request_schedule
 from solver.schedule.encoders.stages import chain
 from solver.schedule.encoders.turn_costs import priced_turns
@@ -43,7 +43,7 @@ def ratio(system, spec, name, rows, wire=Wire.FLOAT32):
     if not plan.in_one:
         return 1.0
     s = setting(spec, find_cluster(name), rows)
-    return schedule_seconds(s, plan) / plan_seconds(s, plan)
+    return request_seconds(s, plan) / plan_seconds(s, plan)
 
 
 @pytest.mark.parametrize(
@@ -73,21 +73,6 @@ def test_one_device_computes_what_it_did():
 
 
 @pytest.mark.parametrize("seed", sweeps.seeds(6, 60))
-def test_devices_compute_what_they_do_step_by_step(seed):
-    """Whatever the cuts; but for messages that are fewer."""
-    rng = np.random.default_rng(seed)
-    spec = like(BERT, layers=5)
-    plan = random_plan(spec, rng, 3)
-    s = setting(spec, pis(24.6, 70, 10), 64)
-
-    steps = schedule_price(s, plan)
-
-    assert (steps[0].name, steps[-1].name) == ("hand out", "hand in")
-    compute = sum(step.repeats * step.times.compute for step in steps)
-    np.testing.assert_allclose(compute, price(s, plan).compute_s, rtol=0.1, atol=0.01)
-
-
-@pytest.mark.parametrize("seed", sweeps.seeds(6, 60))
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_layers_that_are_alike_cost_together_what_every_one_does(norm, seed):
     """But where ranks wait for each other in turn: what is done often goes on at the pace of its second time."""
@@ -98,7 +83,7 @@ def test_layers_that_are_alike_cost_together_what_every_one_does(norm, seed):
 
     crew, every = request_schedule(spec, plan, 64, folded=False)
     one_by_one = Price(priced_turns(s, crew, every), ())
-    together = Price(schedule_price(s, plan), ())
+    together = price(s, plan)
 
     assert together.seconds == pytest.approx(one_by_one.seconds, rel=0.02)
     np.testing.assert_allclose(together.compute_s, one_by_one.compute_s, rtol=1e-9)
@@ -110,4 +95,4 @@ def test_several_stages_are_no_schedule_of_one():
     plan = chain(BERT, cluster, [(0, 2), (1, 4)], "by hand", 64)
 
     with pytest.raises(HeptiError, match="price it as a pipeline"):
-        schedule_price(setting(BERT, cluster, 64), plan)
+        request_seconds(setting(BERT, cluster, 64), plan)
