@@ -196,7 +196,7 @@ def _arrivals(network: Network, messages: Messages, computed_at: Floats, sent_at
     if messages.routed is not None:
         return _by_route(network, messages.routed, computed_at, sent_at)
     moved, sent, received = messages.moved, messages.leaving, messages.received
-    out = sent_at
+    computed_at, out = np.maximum(computed_at, sent_at[..., None, :]), sent_at
     arrival = np.zeros((*received.shape, received.shape[-1]))
     for number in range(moved.shape[-3]):
         own, at = sent[..., number, :], computed_at[..., number, :]
