@@ -21,7 +21,7 @@ from hepti_mpi.comm.wires import Coding
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.layers import BlockKernels, LayerKernels, Roles
 from hepti_mpi.kernels import numpy_kernels
-from hepti_mpi.kernels.products import Backend, Graph
+from hepti_mpi.kernels.products import Attend, Backend, Graph
 from hepti_mpi.program.compiled import Compiled, CompiledCall
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
@@ -373,13 +373,13 @@ class Binding:
         to = out if out.flags.c_contiguous else self._array(out.shape)
         seen = self.batch.keys_of(rows)
         pieces, added = self.batch.pieces(rows, seen), self._added(kernels, rows, heads)
-        facts = {"out": by_rows(to), **({"added": added} if added else {})}
         if kernels.avoided is not None:
             x = by_rows(self._some(self.read[keys.name], {ROW: seen}))
-            yield partial(numpy_kernels.attend_without_keys, q, x, kernels.avoided, pieces, attention.head_dim, **facts)
+            weights, d = kernels.avoided, attention.head_dim
+            yield partial(numpy_kernels.attend_without_keys, q, x, weights, pieces, d, added, by_rows(to))
         else:
-            attend = numpy_kernels.attend if added else self.backend.attend
-            yield partial(attend, q, *self._keys_and_values(part, seen, heads), pieces, attention.head_dim, **facts)
+            k, v = self._keys_and_values(part, seen, heads)
+            yield partial(self._attend(added), q, k, v, pieces, attention.head_dim, out=by_rows(to))
         if to is not out:
             yield partial(np.copyto, out, to)
 
@@ -393,6 +393,10 @@ class Binding:
             by_rows(self._some(part.reads[0], region)), k, v, by_rows(self._out(part.writes, region)), seen,
             self.batch.pieces(rows, seen), attention.head_dim, self._added(kernels, rows, heads), self.backend,
         )  # fmt: skip
+
+    def _attend(self, added: Sequence[Array]) -> Attend:
+        """Return what attends to all keys at once; where something is added to scores, as numpy does it."""
+        return partial(numpy_kernels.attend, added=added) if added else self.backend.attend
 
     def _keys_and_values(self, part: Part, seen: Span, heads: Span) -> tuple[Array, Array]:
         """Return the keys, and the values, that heads see of some rows; [keys, columns] each."""
