@@ -291,14 +291,16 @@ def _own_parts(
     computed = [part for step in steps if isinstance(step, ComputeStep) for part, _ in step.parts]
     read = {value.name for part in computed for value in part.reads} | {step.value.name for step in exchanges}
     read.update(left)
+    made = {part.writes.name for part in computed}
     summed, apart = {step.value.name for step in exchanges if step.partial}, set[str]()
     needed = _needed(steps, rank)
     for exchange in exchanges:
         own_boxes, wanted = (layout.boxes[rank] for layout in exchange.layouts())
         unlike = any(own.spans[1:] != other.spans[1:] for own in own_boxes for other in wanted)
         # What is read of it besides what is exchanged lies where it was computed.
-        if exchange.partial or (unlike and _within(needed.get(exchange.value.name), wanted)):
-            apart.add(exchange.value.name)
+        name = exchange.value.name
+        if exchange.partial or (unlike and name in made and _within(needed.get(name), wanted)):
+            apart.add(name)
     for step, after in zip_longest(steps, steps[1:]):
         if isinstance(step, ComputeStep):
             pieces = range(1 if step.pieces is None else len(next(iter(next(iter(step.pieces.values())).values()))))
