@@ -24,7 +24,7 @@ export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 endif
 
-.PHONY: run test test-all test-arm fuzz lint types tests lab-tests ranks docs clean
+.PHONY: run test test-all test-arm fuzz checks lint types tests lab-tests ranks docs clean
 
 PYTEST := $(BIN)/python -m pytest
 
@@ -33,12 +33,12 @@ run: .venv/run
 
 # Every promise once, at its cheapest level. One lane after the other: five ranks beside two workers on two cores time out.
 test: run .venv/test
-	$(call in_turn,lint types docs tests ranks lab-tests)
+	$(call in_turn,checks tests ranks lab-tests)
 
 # Every promise at every size, seed and level, other seeds every day; all of the lab's tests, which measure; and ARM boards.
 test-all: export HEPTI_TESTS := all
 test-all: run .venv/test
-	$(call in_turn,lint types docs tests ranks lab-tests test-arm,LAB=tests/lab)
+	$(call in_turn,checks tests ranks lab-tests test-arm,LAB=tests/lab)
 
 define in_turn
 @for lane in $(1); do \
@@ -46,6 +46,10 @@ define in_turn
     echo "lane $$lane: $$(($$(date +%s) - start)) s"; \
 done
 endef
+
+# mypy takes a core for half a minute; the others need less.
+checks:
+	@$(MAKE) --no-print-directory -j2 --output-sync lint types docs
 
 lint:
 	$(BIN)/ruff check .

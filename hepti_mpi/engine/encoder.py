@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from hepti_mpi.comm.wires import Coding
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.layers import BlockKernels, LayerKernels, Roles
 from hepti_mpi.kernels import numpy_kernels
-from hepti_mpi.kernels.products import Backend, Graph
+from hepti_mpi.kernels.products import Attend, Backend, Graph
 from hepti_mpi.program.compiled import Compiled, CompiledCall
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
@@ -30,11 +31,12 @@ from solver.model.kinds.join import Join
 from solver.model.kinds.part import HEAD, HIDDEN, KV, NUMBER, ROW, Part, RankRegion, Value
 from solver.model.spec import ModelSpec
 from solver.plan.layout import Box
-from solver.plan.plan import Plan, Stage
-from solver.schedule.encoders.placing import StreamLies, stage_parts
-from solver.schedule.places import OwnCompute, OwnExchange, OwnStep, RankRun, Used, own_steps, places_of
+from solver.plan.plan import BlockPlan, Plan, Stage
+from solver.schedule.encoders.placing import StageParts, batch_rows, stage_parts
+from solver.schedule.places import OwnCompute, OwnExchange, OwnStep, Places, RankRun, Used, own_steps, places_of
 from solver.schedule.regions import box_of as box_of_rank
-from solver.schedule.schedule import AnyStep, Called
+from solver.schedule.schedule import Called
+from solver.schedule.stretches import BatchRows, Stretches
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,15 +57,46 @@ def by_rows(array: Array) -> Array:
     return array.reshape(array.shape[0], math.prod(array.shape[1:]), copy=False)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnStage:
+    """A rank's part in layers of batches whose rows are cut alike, which are counted in stretches; found once for all.
+
+    Parameters
+    ----------
+    every
+        Its part in every step, and what values are called there.
+    given, left
+        The boxes of values with which it begins, and ends.
+    places
+        Where values lie.
+    """
+
+    every: Sequence[tuple[OwnStep, Called]]
+    given: Used
+    left: Used
+    places: Places
+
+    @classmethod
+    def of(cls, parts: StageParts, rank: int) -> OwnStage:
+        """Find it."""
+        given, left = (
+            [
+                (name, box_of_rank(region, tuple(region), rank))
+                for name, region in sorted(every.items(), key=lambda own: HIDDEN in own[1])  # the stream the last
+            ]
+            for every in ({name: region for name, (_, region) in parts.given.items()}, parts.left)
+        )
+        steps = own_steps(parts.steps(), rank, [name for name, _ in left])
+        return cls(steps, given, left, places_of(steps, given, left=left))
+
+
 class EncoderProgram(Compiled):
     """A rank's part of some layers in batches of one shape; it may run any number of times.
 
     Parameters
     ----------
-    steps
-        What all do.
-    given, left
-        The boxes of values with which this rank begins, and ends.
+    own, stretches
+        What it does, and where stretches of rows begin.
     kernels
         What it holds, by the block's name.
     batch
@@ -82,14 +115,16 @@ class EncoderProgram(Compiled):
     """
 
     def __init__(
-        self, steps: Sequence[AnyStep], given: Used, left: Used, kernels: Mapping[str, BlockKernels], batch: Batch,
-        group: Group, coding: Coding, backend: Backend,
+        self, own: OwnStage, stretches: Stretches, kernels: Mapping[str, BlockKernels], batch: Batch, group: Group,
+        coding: Coding, backend: Backend,
     ) -> None:  # fmt: skip
         self._kernels, self._batch, self._within, self._backend = kernels, batch, coding, backend
+        self._stretches = stretches
         self._scratch: dict[tuple[int, int], Array] = {}
-        every = own_steps(steps, group.rank, [name for name, _ in left])
-        super().__init__(every, places_of(every, given, left=left), group)
-        self.given, self.left = ([by_rows(self._memory.view(name, box)) for name, box in own] for own in (given, left))
+        super().__init__(own.every, own.places.stretched(stretches), group)
+        self.given, self.left = (
+            [by_rows(self._memory.view(name, box)) for name, box in some] for some in (own.given, own.left)
+        )
 
     def take(self, x: Array) -> None:
         """Begin with rows, of all values side by side."""
@@ -122,22 +157,24 @@ class EncoderProgram(Compiled):
     def _coding(self, step: OwnExchange) -> Coding:
         return self._within
 
-    def _makes(self, step: OwnStep, called: Called, exchange: OwnExchange) -> bool:
+    def _makes(self, step: OwnStep, called: Called, exchange: OwnExchange, its: Called) -> bool:
         assert isinstance(step, OwnCompute)
-        sources = {name for item in exchange.items for name, _ in item.pieces}
-        return not sources.isdisjoint(place for place, _, _ in step.written)
+        sources = {its(name) for item in exchange.items for name, _ in item.pieces}
+        return not sources.isdisjoint(called(place) for place, _, _ in step.written)
 
     def _computing(
         self, step: OwnStep, called: Called, comes: RankExchange | None
     ) -> Iterator[tuple[str, CompiledCall]]:
         assert isinstance(step, OwnCompute)
-        lies = {called(name): Lying(box, self._memory.view(called(name), box)) for name, box in step.reads.items()}
+        lies = {called(name): self._lying(called(name), box) for name, box in step.reads.items()}
         for place, name, box in step.written:
-            lies[called(name)] = Lying(box, self._memory.view(called(place), box))
+            lies[called(name)] = self._lying(called(place), box)
         bound = Binding(self._kernels, self._batch, self._backend, lies, called, self._scratch)
-        if comes is None:
-            return bound.calls(bound.units(step.run))
-        return bound.as_comes(step, comes)
+        units = bound.units([(part, {**region, ROW: self._stretches.rows(region[ROW])}) for part, region in step.run])
+        return bound.calls(units) if comes is None else bound.as_comes(units, step.as_comes, comes)
+
+    def _lying(self, name: str, box: Box) -> Lying:
+        return Lying(self._places.box(box), self._memory.view(name, box))
 
 
 # Called before every layer; returns the plan that holds from there on, if it is another, and this rank's layers by it.
@@ -145,6 +182,7 @@ Look = Callable[[int], tuple[Plan, Sequence[LayerKernels]] | None]
 Ran = Generator[None, None, tuple[Array, Plan]]
 STREAM_AXES = (ROW, HIDDEN, NUMBER)
 PROGRAMS = 4  # that are kept: batches of texts have new lengths all the time
+KNOWN = 16  # of other cuts of rows than in so many, what ranks do is found anew
 
 
 @dataclass(slots=True, eq=False)
@@ -159,8 +197,8 @@ class StageShare:
         The stage's devices that run it.
     layers
         What this rank holds of its layers, from the first of the stage.
-    programs
-        Of the last batches.
+    programs, known
+        Of the last batches, and what this rank does in batches whose rows are cut like theirs.
     """
 
     spec: ModelSpec
@@ -168,7 +206,8 @@ class StageShare:
     stage: Stage
     crew: Sequence[int]
     layers: Sequence[LayerKernels]
-    programs: dict[tuple[object, ...], tuple[EncoderProgram, StreamLies]] = field(default_factory=dict)
+    programs: dict[tuple[object, ...], EncoderProgram] = field(default_factory=dict)
+    known: dict[tuple[object, ...], OwnStage] = field(default_factory=dict)
 
     def run(self, x: Array, batch: Batch, group: Group, coding: Coding, backend: Backend, look: Look | None) -> Ran:
         """Carry rows through the stage's layers; return them, and the plan by which they lie.
@@ -183,15 +222,16 @@ class StageShare:
         look
             Whether, and when, the plan changes on the way: then layer by layer.
         """
-        share, left, lies = self, self.stage.span, None
+        share, left, before = self, self.stage.span, None
         while left.size:
             some = left
             if look is not None:
                 if (change := look(left.start)) is not None:
                     (plan, layers), look = change, None
+                    before = (share.stage.layer(left.start - 1) or (None,))[-1]
                     share = StageShare(self.spec, plan, plan.stages[0], self.crew, layers)
                 some = left if look is None else Span(left.start, left.start + 1)
-            program, lies = share.program(batch, some, lies, group, coding, backend)
+            program = share.program(batch, some, before, group, coding, backend)
             program.take(x)
             if group.size == 1:
                 yield from program.layers()
@@ -201,30 +241,29 @@ class StageShare:
         return x, share.plan
 
     def program(
-        self, batch: Batch, some: Span, lies: StreamLies | None, group: Group, coding: Coding, backend: Backend
-    ) -> tuple[EncoderProgram, StreamLies]:
-        """Return the program for some layers of a batch, and how the stream lies after them; `lies`: before them."""
-        key = batch, coding, some, lies and (lies.axis, lies.spans.tobytes())
+        self, batch: Batch, some: Span, before: BlockPlan | None, group: Group, coding: Coding, backend: Backend
+    ) -> EncoderProgram:
+        """Return the program for some layers of a batch; `before` as of `stage_parts`."""
+        key = batch, coding, some, before
         if key not in self.programs:
-            while len(self.programs) >= PROGRAMS * (1 if some == self.stage.span else self.stage.span.size):
-                del self.programs[next(iter(self.programs))]
-            self.programs[key] = self._compiled(batch, some, lies, group, coding, backend)
+            _make_room(self.programs, PROGRAMS * (1 if some == self.stage.span else self.stage.span.size))
+            lengths = [request.size for request in batch.requests]
+            rows, stretches = batch_rows(self.stage, self.crew, lengths, self.plan.tile_rows, before).in_stretches()
+            own = self._own(rows, some, before, group.rank)
+            kernels = self._kernels(group.rank)
+            self.programs[key] = EncoderProgram(own, stretches, kernels, batch, group, coding, backend)
         return self.programs[key]
 
-    def _compiled(
-        self, batch: Batch, some: Span, lies: StreamLies | None, group: Group, coding: Coding, backend: Backend
-    ) -> tuple[EncoderProgram, StreamLies]:
-        lengths = [request.size for request in batch.requests]
-        parts = stage_parts(self.spec, self.stage, self.crew, lengths, self.plan.tile_rows, some=some, lies=lies)
-        given, left = (
-            [
-                (name, box_of_rank(region, tuple(region), group.rank))
-                for name, region in sorted(every.items(), key=lambda own: HIDDEN in own[1])  # the stream the last
-            ]
-            for every in ({name: region for name, (_, region) in parts.given.items()}, parts.left)
-        )
-        kernels = self._kernels(group.rank)
-        return EncoderProgram(parts.steps(), given, left, kernels, batch, group, coding, backend), parts.lies
+    def _own(self, rows: BatchRows, some: Span, before: BlockPlan | None, rank: int) -> OwnStage:
+        """Return this rank's part in batches whose rows, in stretches, are cut so."""
+        key = rows.key, some, before
+        if key not in self.known:
+            _make_room(self.known, KNOWN * self.stage.span.size)
+            parts = stage_parts(
+                self.spec, self.stage, self.crew, rows, some=some, before=before, folded=some == self.stage.span
+            )
+            self.known[key] = OwnStage.of(parts, rank)
+        return self.known[key]
 
     def _kernels(self, rank: int) -> dict[str, BlockKernels]:
         """Return what this rank holds, by the block's name."""
@@ -270,7 +309,7 @@ class Binding:
     number: int = 0  # of arrays that this step has taken
     read: dict[str, Value] = field(default_factory=dict)  # what keys would be made of that are avoided, by their name
 
-    def units(self, run: RankRun) -> list[Unit]:
+    def units(self, run: Sequence[tuple[Part, RankRegion]]) -> list[Unit]:
         """Return what a rank computes, graph by graph; of sub-blocks one by one."""
         names, start, found = [self._block(part) for part, _ in run], 0, list[Unit]()
         while start < len(run):
@@ -314,10 +353,10 @@ class Binding:
         else:
             yield from self._computed(unit.run, unit.kernels.graphs[unit.roles])
 
-    def as_comes(self, step: OwnCompute, exchange: RankExchange) -> Iterator[tuple[str, CompiledCall]]:
-        """Yield what computes a step which begins with what is here, and goes on with what arrives as it comes."""
-        name, every = self.called(step.as_comes), self.units(step.run)
-        whole = step.reads.get(step.as_comes)
+    def as_comes(self, every: Sequence[Unit], value: str, exchange: RankExchange) -> Iterator[tuple[str, CompiledCall]]:
+        """Yield what computes with a value's rows that are here first, and with others as they come."""
+        name = self.called(value)
+        whole = self.lies[name].box if name in self.lies else None
         if whole is None or any(box.spans[1:] != whole.spans[1:] for box in exchange.coming):
             yield "", exchange.finish
             yield from self.calls(every)
@@ -373,13 +412,13 @@ class Binding:
         to = out if out.flags.c_contiguous else self._array(out.shape)
         seen = self.batch.keys_of(rows)
         pieces, added = self.batch.pieces(rows, seen), self._added(kernels, rows, heads)
-        facts = {"out": by_rows(to), **({"added": added} if added else {})}
         if kernels.avoided is not None:
             x = by_rows(self._some(self.read[keys.name], {ROW: seen}))
-            yield partial(numpy_kernels.attend_without_keys, q, x, kernels.avoided, pieces, attention.head_dim, **facts)
+            weights, d = kernels.avoided, attention.head_dim
+            yield partial(numpy_kernels.attend_without_keys, q, x, weights, pieces, d, added, by_rows(to))
         else:
-            attend = numpy_kernels.attend if added else self.backend.attend
-            yield partial(attend, q, *self._keys_and_values(part, seen, heads), pieces, attention.head_dim, **facts)
+            k, v = self._keys_and_values(part, seen, heads)
+            yield partial(self._attend(added), q, k, v, pieces, attention.head_dim, out=by_rows(to))
         if to is not out:
             yield partial(np.copyto, out, to)
 
@@ -393,6 +432,10 @@ class Binding:
             by_rows(self._some(part.reads[0], region)), k, v, by_rows(self._out(part.writes, region)), seen,
             self.batch.pieces(rows, seen), attention.head_dim, self._added(kernels, rows, heads), self.backend,
         )  # fmt: skip
+
+    def _attend(self, added: Sequence[Array]) -> Attend:
+        """Return what attends to all keys at once; where something is added to scores, as numpy does it."""
+        return partial(numpy_kernels.attend, added=added) if added else self.backend.attend
 
     def _keys_and_values(self, part: Part, seen: Span, heads: Span) -> tuple[Array, Array]:
         """Return the keys, and the values, that heads see of some rows; [keys, columns] each."""
@@ -441,6 +484,12 @@ class Binding:
         if key not in self.scratch:
             self.scratch[key] = np.empty(key[1], np.float32)
         return self.scratch[key].reshape(shape, copy=False)
+
+
+def _make_room(kept: dict[tuple[object, ...], Any], most: int) -> None:
+    """Drop what was put in first, where there is no room for one more."""
+    while len(kept) >= most:
+        del kept[next(iter(kept))]
 
 
 def _named(block: str, sub_block: int | None) -> str:

@@ -89,9 +89,10 @@ def attention(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKerne
         avoided = numpy_kernels.KeyWeights(weight[H : 2 * H], weight[2 * H :], bias[2 * H :])
         into["queries",] = [Linear(weight[:H], bias[:H])]
     else:
-        for role, own in (("queries", slice(None, 1)), (FULL_KEYS, slice(1, None))):
-            thirds = (array.reshape(3, -1, *array.shape[1:])[own] for array in (weight, bias))
-            into |= _first(role, share, *(array.reshape(-1, *array.shape[2:]) for array in thirds))
+        third = len(weight) // 3  # of a grid biases are of other heads than weights
+        of_bias = len(bias) // 3
+        into |= _first("queries", share, weight[:third], bias[:of_bias])
+        into |= _first(FULL_KEYS, share, weight[third:], bias[of_bias:])
     kernels = finished(make, share, into, {"output": Linear(w["out"], None)}, w)
     relative = Relative(w["relative"].reshape(-1, kind.buckets)) if kind.buckets else None
     return replace(kernels, avoided=avoided, relative=relative)

@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from hepti_mpi.base.memory import give_back
 from hepti_mpi.kernels import numpy_kernels
+from hepti_mpi.kernels.kinds.held import Known
 from hepti_mpi.kernels.products import AddBias, AddResidual, Backend, Graph, Linear, Norm, NumpyGraph, Operation
 from solver.base.arrays import Array, Numbers
 from solver.base.environment import int8_overflows, omp_threads
@@ -184,7 +185,11 @@ class Session:
     """
 
     def __init__(self, session: onnxruntime.InferenceSession, values: Sequence[onnxruntime.OrtValue] = ()) -> None:
+        import onnxruntime
+
         self._session, self._values = session, values  # constants that it reads where they are
+        self._value_of = onnxruntime.OrtValue.ortvalue_from_numpy
+        self.inputs: Sequence[str] = [value.name for value in session.get_inputs()]
         self._binding = session.io_binding()
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}  # address and shape, by name
 
@@ -198,23 +203,29 @@ class Session:
             self._bind(self._binding.bind_output, name, array, batch)
         self._session.run_with_iobinding(self._binding)
 
-    @property
-    def inputs(self) -> Sequence[str]:
-        """The names of its inputs."""
-        return [value.name for value in self._session.get_inputs()]
-
     def bound(
-        self, inputs: Mapping[str, Numbers], outputs: Mapping[str, Numbers], batch: tuple[int, ...] = ()
-    ) -> Bound:
-        """Return a call that computes these arrays of those; all are contiguous. `batch` goes before every shape."""
-        binding = self._session.io_binding()
-        for bind, arrays in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
-            for name, array in arrays.items():
-                assert array.flags.c_contiguous
-                bind(name, "cpu", 0, array.dtype, (*batch, *array.shape), array.ctypes.data)
+        self, inputs: Mapping[str, Numbers], outputs: Mapping[str, Numbers], known: Known | None = None,
+        batch: tuple[int, ...] = (),
+    ) -> Bound:  # fmt: skip
+        """Return a call that computes these arrays of those; all are contiguous. `batch` goes before every shape.
+
+        What it takes of an array, 3 us to make, is taken from `known`: binding that takes 0.3.
+        """
+        binding, known = self._session.io_binding(), {} if known is None else known
+        for name, array in inputs.items():
+            binding.bind_ortvalue_input(name, self._value(array, known, batch))
+        for name, array in outputs.items():
+            binding.bind_ortvalue_output(name, self._value(array, known, batch))
         call = Bound(self._session.run_with_iobinding, binding)
         call.held = (inputs, outputs, self._values)
         return call
+
+    def _value(self, array: Numbers, known: Known, batch: tuple[int, ...]) -> Any:
+        """Return what a session takes of an array, which is not copied."""
+        if id(array) not in known:
+            assert array.flags.c_contiguous
+            known[id(array)] = array, self._value_of(array.reshape(*batch, *array.shape))
+        return known[id(array)][1]
 
     def _bind(self, bind: Callable[..., None], name: str, array: Numbers, batch: tuple[int, ...]) -> None:
         place = (array.ctypes.data, array.shape)

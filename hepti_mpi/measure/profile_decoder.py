@@ -264,7 +264,7 @@ def _sum_of_a_row(group: Group, direct: Direct, width: int) -> Callable[[], obje
     """Return what makes the sum of all ranks' rows of so many numbers, on all of them."""
     value = Residual(width).value("sum", 1)
     everyone = some_have(value, range(group.size), group.size)
-    (step,) = exchanges("sum", value, (everyone,), everyone, partial=True, two_steps=False)
+    (step,) = exchanges("sum", value, (everyone,), everyone, partial=True)
     box, numbers = Box.whole(*value.shape), random_numbers()
     own, total = (np.resize(numbers, value.shape) for _ in "st")
     item = Item(*step.layouts(), [(box, own)], [(box, total)])

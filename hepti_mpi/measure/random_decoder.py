@@ -97,7 +97,7 @@ class RandomDecoder:
         last, _ = own[-1]
         if part is DecoderPart.HEAD:
             logits = np.empty((1, rows, size), np.float32)
-            bound = made.bound(inputs, {last.writes.name: logits})
+            bound = made.bound(inputs, {last.writes.name: logits}, {})
 
             def choose() -> None:
                 bound()
@@ -117,7 +117,7 @@ class RandomDecoder:
                 inputs[name] = kept if cache == "float32" else (32 * kept).astype(np.int8)
                 outputs[f"{name}'"] = inputs[name]
                 inputs[f"{name}.scale"] = np.full(kept.shape[1] * wide(kind), 1 / 32, np.float32)
-        return made.bound({name: inputs[name] for name in made.inputs}, outputs)
+        return made.bound({name: inputs[name] for name in made.inputs}, outputs, {})
 
     def matrix(self, tensor: PartTensor, rows: Span) -> Matrix:
         """Return a random matrix in place of some rows of a model's."""

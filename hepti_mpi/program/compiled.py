@@ -18,7 +18,7 @@ import numpy as np
 from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.exchange import InBox, Item, RankExchange
 from hepti_mpi.comm.group import Group
-from hepti_mpi.comm.messages import Rooms
+from hepti_mpi.comm.messages import RankMessages, Rooms, rank_messages
 from hepti_mpi.comm.wires import Coding
 from solver.base.arrays import Numbers
 from solver.plan.layout import Box
@@ -43,6 +43,7 @@ class Memory:
 
     def view(self, name: str, box: Box) -> Numbers:
         """Return where a box of a value lies; of an empty one, which lies nowhere, an array of its shape."""
+        box = self._places.box(box)
         if not box.size:
             return np.empty(box.shape, np.float32)
         return self.whole(name)[box.within(self._places.boxes[name])]
@@ -72,9 +73,12 @@ class Compiled(ABC):
     def __init__(
         self, every: Sequence[tuple[OwnStep, Called]], places: Places, group: Group, direct: Direct | None = None
     ) -> None:
-        self._group, self._direct, self._memory = group, direct, Memory(places)
+        self._group, self._direct, self._memory, self._places = group, direct, Memory(places), places
         self._rooms: Rooms = {}
-        self._exchanges: dict[tuple[int, ...], BoundExchange] = {}  # by what they are, and their arrays
+        self._kinds: dict[tuple[object, ...], OwnExchange] = {}  # of alike exchanges one, in rows
+        self._alike: dict[OwnExchange, OwnExchange] = {}
+        self._exchanges: dict[tuple[object, ...], BoundExchange] = {}  # by that one, and where their places lie
+        self._messages: dict[tuple[object, ...], RankMessages] = {}  # by it, and what its numbers are
         self._blocks = [
             (name, [call for _, call in own]) for name, own in groupby(self._compiled(every), key=itemgetter(0))
         ]
@@ -91,8 +95,8 @@ class Compiled(ABC):
             What arrives meanwhile, and is taken to its end; mostly nothing does.
         """
 
-    def _makes(self, step: OwnStep, called: Called, exchange: OwnExchange) -> bool:
-        """Return whether a computation makes a piece of what is exchanged next."""
+    def _makes(self, step: OwnStep, called: Called, exchange: OwnExchange, its: Called) -> bool:
+        """Return whether a computation makes a piece of what is exchanged next, where values are called so."""
         return True
 
     @abstractmethod
@@ -118,8 +122,9 @@ class Compiled(ABC):
         Where receives are posted ahead, each piece is sent once it is computed: the exchange that follows has begun.
         """
         own = [(step, called) for step, called in every if isinstance(step, OwnExchange)]
-        exchanges = iter([self._exchange(step, called) for step, called in own])
-        following, posted, sent = next(exchanges, None), False, 0
+        exchanges = iter([(self._exchange(step, called), step, called) for step, called in own])
+        none = None, None, str
+        (following, then, its), posted, sent = next(exchanges, none), False, 0
         comes: BoundExchange | None = None  # what the computation at hand begins with while it arrives
         for (step, called), (after, _) in zip_longest(every, every[1:], fillvalue=(None, str)):
             assert step is not None
@@ -127,7 +132,7 @@ class Compiled(ABC):
                 comes = following if isinstance(after, OwnCompute) and after.as_comes else None
                 ending = following.ending(sent, posted=posted, comes=comes is not None) if following else ()
                 yield from (("", call) for call in ending)
-                following, posted, sent = next(exchanges, None), False, 0
+                (following, then, its), posted, sent = next(exchanges, none), False, 0
                 continue
             ahead, name = following if following and following.own.ahead else None, ""
             if ahead and not posted:
@@ -138,29 +143,44 @@ class Compiled(ABC):
             if comes and comes.own.by_rows:
                 yield name, comes.exchange.sent
             comes = None
-            if ahead and sent < ahead.exchange.pieces and self._makes(step, called, ahead.own):
+            if ahead and then and sent < ahead.exchange.pieces and self._makes(step, called, then, its):
                 yield name, partial(ahead.exchange.send, sent)
                 sent += 1
 
     def _exchange(self, step: OwnExchange, called: Called) -> BoundExchange | None:
         """Bind an exchange, where this rank has part in it; once, where others go from and to the same places."""
-
-        def lie(used: Used) -> list[InBox]:
-            return [(box, self._memory.view(called(name), box)) for name, box in used]
-
         if not step.used:
             return None
-        items = [Item(item.have, item.want, lie(item.pieces), lie(item.places)) for item in step.items]
-        arrays = (array for item in items for _, array in (*item.pieces, *item.places))
-        key = id(step), *(array.ctypes.data for array in arrays)
+        if step not in self._alike:
+            kind = (*step.kind, self._coding(step))
+            if kind not in self._kinds:
+                self._kinds[kind] = self._places.exchange(step)
+            self._alike[step] = self._kinds[kind]
+        own = self._alike[step]
+        key = (own, *(self._places.lies(called(name)) for name, _ in step.used))
         if key not in self._exchanges:
-            scaled = step.steps[0].value.scaled if step.by_rows else 0
-            exchange = RankExchange.of(
-                self._group, items, self._coding(step), route=step.route, scaled=scaled, equal=step.equal,
-                rooms=self._rooms,
-            )  # fmt: skip
-            self._exchanges[key] = BoundExchange(step, exchange, self._direct)
+            self._exchanges[key] = self._bound(own, step, called)
         return self._exchanges[key]
+
+    def _bound(self, own: OwnExchange, step: OwnExchange, called: Called) -> BoundExchange:
+        """Bind one of alike exchanges to the places of a step."""
+
+        def lie(real: Used, used: Used) -> list[InBox]:
+            return [(box, self._memory.view(called(name), of)) for (_, box), (name, of) in zip(real, used, strict=True)]
+
+        items = [
+            Item(real.have, real.want, lie(real.pieces, item.pieces), lie(real.places, item.places))
+            for real, item in zip(own.items, step.items, strict=True)
+        ]
+        layouts = [item.layouts for item in items]
+        what = own, *(some.kind for some in layouts)
+        if what not in self._messages:
+            self._messages[what] = rank_messages(self._group.rank, layouts, step.route)
+        exchange = RankExchange(
+            self._group, self._messages[what], [item.arrays for item in items], self._coding(step),
+            scaled=step.scaled, equal=step.equal, rooms=self._rooms,
+        )  # fmt: skip
+        return BoundExchange(own, exchange, self._direct)
 
 
 class BoundExchange:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,15 +13,16 @@ from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.exchange import RankExchange
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.wires import EXACT, Coding
+from hepti_mpi.kernels.kinds.held import Known
 from hepti_mpi.program.compiled import Compiled, CompiledCall
-from hepti_mpi.program.share import Passes, Share, key_of
+from hepti_mpi.program.share import Passes, Share, ShareGraphs
 from hepti_mpi.program.state import SharedTokens
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span, tiles
 from solver.model.kinds.attention import SEEN_ROWS, Attention
 from solver.model.kinds.part import Part
 from solver.plan.layout import Box
-from solver.schedule.places import OwnCompute, OwnExchange, OwnStep, own_steps, places_of
+from solver.schedule.places import OwnCompute, OwnExchange, OwnStep
 from solver.schedule.schedule import Called
 
 
@@ -58,18 +60,19 @@ class Program(Compiled):
 
     def __init__(self, share: Share[Passes], shape: PassShape, group: Group, direct: Direct, coding: Coding) -> None:
         self._share, self._shape, self._wire = share, shape, coding
+        self._views: dict[tuple[object, ...], Numbers] = {}  # rows as graphs have them, by where they lie
+        self._known: Known = {}
         B, S = shape.sequences, shape.rows
         self._last = np.zeros(B, np.int32)
         self._total = np.zeros(1, np.int32)
         self._places_of_rows = np.zeros((B, S), np.int64)
         self.logits: list[tuple[int, Array]] = []
-        steps = share.passes.steps(B * S, shape.chosen, folded=True)
-        every, given = own_steps(steps, share.rank), share.passes.given(B * S)
-        begins = share.rank in share.passes.first
-        places = places_of(every, [(given.name, Box.whole(*given.shape))] if begins else ())
-        super().__init__(every, places, group, direct)
-        self.given = np.zeros((B, S, int(np.prod(given.shape[1:]))), np.float32)
-        if begins:
+        rows, stretches = share.passes.rows(B * S, shape.chosen).in_stretches()
+        self._own = own = share.own_pass(rows)
+        super().__init__(own.every, own.places.stretched(stretches), group, direct)
+        given = own.given
+        self.given = np.zeros((B, S, math.prod(given.shape[1:])), np.float32)
+        if share.rank in share.passes.first:
             self.given = self._memory.whole(given.name).reshape(self.given.shape, copy=False)
 
     def run(self, starts: Sequence[int]) -> None:
@@ -94,22 +97,21 @@ class Program(Compiled):
         calls: list[CompiledCall] = []
         if not step.run:
             return calls
-        share, shape, last = self._share, self._shape, step.run[-1][0]
-        graphs = share.graphs[key_of(step.run, called)]
-        attends = next((part for part, _ in step.run if part.recalls), None)
-        turns = any("places" in own_run.inputs for _, own_run in graphs.runs)
-        by = shape.sequences if attends is not None or turns else 1
-        arrays = {called(name): self._rows(called(name), box, by) for name, box in step.reads.items()}
-        results = {called(name): self._rows(called(place), box, by) for place, name, box in step.written}
+        shape, last = self._shape, step.run[-1][0]
+        own_run = self._own.run_of(step, called, self._share.graphs)
+        by = shape.sequences if own_run.by_sequence else 1
+        arrays = {name: self._rows(name, box, by) for name, box in own_run.reads}
+        results = {name: self._rows(place, box, by) for place, name, box in own_run.written}
+        attends, graphs = own_run.attends, own_run.graphs
         if attends is not None and isinstance(attends.kind, Attention) and attends.kind.dealt:
-            return self._attending_to_some(step, attends.kind, called, arrays, results)
+            return self._attending_to_some(step, attends.kind, called, graphs, arrays, results)
         arrays |= {"places": self._places_of_rows, **graphs.turns}
         scaled = None
         if attends is not None:
             inputs, outputs, scaled = self._state(attends, called)
             arrays |= inputs
             results |= outputs
-        for words, own_run in graphs.runs:
+        for words, graph in graphs.runs:
             own = dict(results)
             if last.role == "logits":
                 logits = np.zeros((1, shape.chosen, words.size), np.float32)
@@ -117,18 +119,21 @@ class Program(Compiled):
                 own = {last.writes.name: logits}
             if not own:  # it is computed for others, who need it no more
                 continue
-            call = own_run.bound({name: arrays[name] for name in own_run.inputs}, own)
+            call = graph.bound({name: arrays[name] for name in graph.inputs}, own, self._known)
             calls += [call, scaled, call] if scaled else [call]  # by what it has made its scales are chosen
         return calls
 
     def _rows(self, name: str, box: Box, sequences: int) -> Numbers:
-        """Return rows as graphs have them: those of attention by sequence."""
-        view = self._memory.view(name, box)
-        return view.reshape(sequences, len(view) // sequences, -1, copy=False)
+        """Return rows as graphs have them: those of attention by sequence. Layers that are alike have the same."""
+        key = self._places.lies(name), box, sequences
+        if key not in self._views:
+            view = self._memory.view(name, box)
+            self._views[key] = view.reshape(sequences, len(view) // sequences, -1, copy=False)
+        return self._views[key]
 
     def _attending_to_some(
-        self, step: OwnCompute, attention: Attention, called: Called, arrays: Mapping[str, Numbers],
-        results: Mapping[str, Numbers],
+        self, step: OwnCompute, attention: Attention, called: Called, graphs: ShareGraphs,
+        arrays: Mapping[str, Numbers], results: Mapping[str, Numbers],
     ) -> list[CompiledCall]:  # fmt: skip
         """Bind what attends to the tokens that this rank keeps, some rows at a time, where tokens are shared out."""
         share, shape, (keeps, _) = self._share, self._shape, step.run[0]
@@ -136,14 +141,14 @@ class Program(Compiled):
         sequences = Span(shape.first, shape.first + shape.sequences)
         tokens = SharedTokens.of(attention, kept, sequences, new, self._last, scales=shape.scales and bool(kept.scales))
         calls: list[CompiledCall] = [tokens.keep]
-        ((_, own_run),) = share.graphs[key_of(step.run, called)].runs
+        ((_, graph),) = graphs.runs
         if results:  # else nobody reads more than is kept
             for rows in tiles(Span(0, shape.rows), SEEN_ROWS):
                 inputs, outputs = (
                     {name: own[:, rows.slice] for name, own in some.items()} for some in (arrays, results)
                 )
                 inputs = {**tokens.whole, **{name: own[:, rows.slice] for name, own in tokens.by_row.items()}, **inputs}
-                calls.append(own_run.bound({name: inputs[name] for name in own_run.inputs}, outputs))
+                calls.append(graph.bound({name: inputs[name] for name in graph.inputs}, outputs, self._known))
         return calls
 
     def _state(self, part: Part, called: Called) -> tuple[dict[str, Numbers], dict[str, Numbers], CompiledCall | None]:

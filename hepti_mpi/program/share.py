@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Generic, Protocol, TypeVar
 
 from hepti_mpi.base.lacking import Lacking
@@ -21,10 +21,14 @@ from solver.base.spans import Span, tiles
 from solver.model.kinds.attention import Attention, Rope
 from solver.model.kinds.part import HEAD, ROW, WORD, Part, RankRegion, Value
 from solver.model.kinds.weight import PRECISIONS
-from solver.schedule.places import RankRun, rank_run
+from solver.plan.layout import Box
+from solver.schedule.places import OwnCompute, OwnStep, Places, RankRun, own_steps, places_of, rank_run
 from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep
+from solver.schedule.stretches import PassRows
 
 HEAD_BYTES = 32 << 20  # of words in a graph: of all at once three copies were in memory while it was made
+
+KEPT_PASSES = 16  # of other cuts than these a pass is found anew; of 24 layers one takes 0.3 MiB
 
 RunKey = tuple[object, ...]
 
@@ -40,6 +44,73 @@ class ShareGraphs:
 
     runs: Sequence[tuple[Span, PartRun]]
     turns: Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnRun:
+    """What a rank computes in a step of a layer, as names are there.
+
+    Parameters
+    ----------
+    graphs
+        What computes it.
+    attends
+        The part of it that recalls what is kept, if one does.
+    by_sequence
+        Whether graphs have rows by sequence: where they stand in it matters.
+    reads, written
+        As of `OwnCompute`.
+    """
+
+    graphs: ShareGraphs
+    attends: Part | None
+    by_sequence: bool
+    reads: Sequence[tuple[str, Box]]
+    written: Sequence[tuple[str, str, Box]]
+
+    @classmethod
+    def of(cls, step: OwnCompute, called: Called, graphs: ShareGraphs) -> OwnRun:
+        """Return what some graphs compute."""
+        attends = next((part for part, _ in step.run if part.recalls), None)
+        turns = any("places" in run.inputs for _, run in graphs.runs)
+        reads = [(called(name), box) for name, box in step.reads.items()]
+        written = [(called(place), called(name), box) for place, name, box in step.written]
+        return cls(graphs, attends, attends is not None or turns, reads, written)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnPass:
+    """A rank's part in passes whose rows are cut alike, which are counted in stretches; found once for all lengths.
+
+    Parameters
+    ----------
+    every
+        Its part in every step, and what values are called there.
+    given
+        What it begins with, where this rank gets that.
+    places
+        Where values lie.
+    runs
+        What is computed in steps, of those that have been asked for.
+    """
+
+    every: Sequence[tuple[OwnStep, Called]]
+    given: Value
+    places: Places
+    runs: dict[tuple[OwnCompute, Called], OwnRun] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, passes: Passes, rank: int, rows: PassRows) -> OwnPass:
+        """Find it."""
+        every, given = own_steps(passes.steps(rows, folded=True), rank), passes.given(rows.count)
+        begins = [(given.name, Box.whole(*given.shape))] if rank in passes.first else ()
+        return cls(every, given, places_of(every, begins))
+
+    def run_of(self, step: OwnCompute, called: Called, graphs: Mapping[RunKey, ShareGraphs]) -> OwnRun:
+        """Return what is computed in a step, which has a graph."""
+        if (step, called) not in self.runs:
+            self.runs[step, called] = OwnRun.of(step, called, graphs[key_of(step.run, called)])
+        return self.runs[step, called]
 
 
 class Passes(Protocol):
@@ -73,8 +144,11 @@ class Passes(Protocol):
     def sizes(self) -> tuple[int, ...]:
         """Rows of passes that together have all computations that there are."""
 
-    def steps(self, rows: int, chosen: int, *, folded: bool) -> Sequence[AnyStep]:
-        """Return what ranks do in a pass of rows, of which the last `chosen` are asked for.
+    def rows(self, rows: int, chosen: int) -> PassRows:
+        """Return the rows of a pass, of which the last `chosen` are asked for."""
+
+    def steps(self, rows: PassRows, *, folded: bool) -> Sequence[AnyStep]:
+        """Return what ranks do in a pass.
 
         Folded, layers that are alike stand in it once (`solver.schedule.schedule.unfolded`).
         """
@@ -107,6 +181,8 @@ class Share(Graphs[RunKey, tuple[RankRun, frozenset[str]], ShareGraphs], Generic
 
     Attributes
     ----------
+    own_pass
+        Return this rank's part in passes whose rows, in stretches, are cut alike.
     graphs
         Of every run of parts, by `key_of`; numpy has functions in place of graphs. Those that are `lacking` are not
         there yet.
@@ -118,6 +194,7 @@ class Share(Graphs[RunKey, tuple[RankRun, frozenset[str]], ShareGraphs], Generic
         self, passes: AnyPasses, rank: int, before: Share[AnyPasses] | None = None, *, backend: str = ONNXRUNTIME
     ) -> None:
         self.passes, self.rank, self.backend = passes, rank, backend
+        self.own_pass = lru_cache(KEPT_PASSES)(partial(OwnPass.of, passes, rank))
         self.state: dict[str, KeptHeads] = {}
         self._turns: dict[Rope, Mapping[str, Array]] = {} if before is None else before._turns
         runs: dict[RunKey, tuple[RankRun, frozenset[str]]] = {}
@@ -132,7 +209,7 @@ class Share(Graphs[RunKey, tuple[RankRun, frozenset[str]], ShareGraphs], Generic
     def _runs(self) -> Iterator[tuple[RankRun, frozenset[str]]]:
         """Yield what this rank computes in passes of one row, and of many: parts, and the values that leave them."""
         for rows in self.passes.sizes:
-            for step in self.passes.steps(rows, rows, folded=False):
+            for step in self.passes.steps(self.passes.rows(rows, rows), folded=False):
                 if isinstance(step, ComputeStep) and (run := rank_run(step, self.rank)):
                     yield run, step.leaves
 

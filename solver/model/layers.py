@@ -67,7 +67,7 @@ def in_sub_blocks(names: Sequence[str], kind: BlockKind, stream: Residual, x: Va
         The rows that it reads.
     """
     own = replace(x, shape=(x.shape[0], stream.hidden // stream.unit, stream.unit))
-    every = [parts_of_blocks([(name, kind)], stream, own)[0] for name in names]
+    every = [parts_of_blocks([(name, kind)], stream, own, normed_apart=True)[0] for name in names]
     return [_of_all(parts, x) for parts in zip(*every, strict=True)], _over_columns(every[0][-1].writes, x)
 
 

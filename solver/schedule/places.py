@@ -11,8 +11,10 @@ Of a network a place is what one graph takes or leaves: a graph reads what lies 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from operator import itemgetter
 from typing import Protocol
@@ -21,13 +23,14 @@ import numpy as np
 
 from solver.base.arrays import FLOAT_BYTES
 from solver.base.spans import Span
-from solver.model.kinds.part import ROW, Part, RankRegion, there
+from solver.model.kinds.part import Part, RankRegion, there
 from solver.plan.decoder_plan import ROWS_BY_MPI
 from solver.plan.layout import Box, Layout, Move, moves
 from solver.plan.plan import Wire
 from solver.plan.routes import Route
-from solver.schedule.regions import box_of, lengths
+from solver.schedule.regions import box_of
 from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep, unfolded
+from solver.schedule.stretches import Stretches
 
 SOCKET_NUMBERS = 1 << 16  # of a message that a socket holds while nobody takes it: 256 KiB
 
@@ -48,7 +51,7 @@ class Places:
     Attributes
     ----------
     boxes
-        Of every place what lies there of a value.
+        Of every place what lies there of a value, in rows.
     memory
         Of every place in which memory it lies.
     sizes
@@ -56,18 +59,47 @@ class Places:
     """
 
     def __init__(self, used: Sequence[Used], pixels: Collection[str] = ()) -> None:
-        self.boxes, self.pixels = joined(pair for step in used for pair in step), pixels
-        self.memory: dict[str, int] = {}
-        self.sizes: list[int] = []
+        boxes, self.pixels = joined(pair for step in used for pair in step), pixels
+        self._hulls = [*dict.fromkeys(boxes.values())]  # those that there are, each once
+        numbers = {box: number for number, box in enumerate(self._hulls)}
+        self._hull = {name: numbers[box] for name, box in boxes.items()}
         every = [dict(step) for step in used]
         last = {name: number for number, names in enumerate(every) for name in names}
-        free: list[int] = []
-        for number, names in enumerate(every):
+        # Of every step the places that it uses, and those of them that none after it does.
+        self._turns = [(names, [name for name in names if last[name] == turn]) for turn, names in enumerate(every)]
+        self._stretches: Stretches | None = None
+        self._lie()
+
+    def stretched(self, stretches: Stretches) -> Places:
+        """Return where the same values lie whose boxes have been counted in stretches."""
+        found = copy(self)
+        found._stretches, found._hulls = stretches, [*map(stretches.box, self._hulls)]
+        found._lie()
+        return found
+
+    def box(self, box: Box) -> Box:
+        """Return a box as it was counted, in rows."""
+        return box if self._stretches is None else self._stretches.box(box)
+
+    def exchange(self, own: OwnExchange) -> OwnExchange:
+        """Return an exchange as it was counted, in rows."""
+        return own if self._stretches is None else own.stretched(self._stretches)
+
+    def lies(self, name: str) -> tuple[int, int]:
+        """Return what tells a place from others: its memory, and by a number what lies there of the value."""
+        return self.memory[name], self._hull[name]
+
+    def _lie(self) -> None:
+        self.boxes = {name: self._hulls[number] for name, number in self._hull.items()}
+        self.memory: dict[str, int] = {}
+        self.sizes: list[int] = []
+        sizes, free = [box.size for box in self._hulls], list[int]()
+        for names, last in self._turns:
             for name in names:
                 if name not in self.memory:
-                    size = self.boxes[name].size
-                    self.memory[name] = self._taken(free, -(-size // FLOAT_BYTES) if name in pixels else size)
-            free += [self.memory[name] for name in names if last[name] == number]
+                    size = sizes[self._hull[name]]
+                    self.memory[name] = self._taken(free, -(-size // FLOAT_BYTES) if name in self.pixels else size)
+            free += [self.memory[name] for name in last]
 
     def _taken(self, free: list[int], size: int) -> int:
         """Return a memory for so many numbers: the least free one that has as many, or the largest, which grows."""
@@ -128,6 +160,12 @@ class OwnItem:
     pieces: Used
     places: Used
 
+    def stretched(self, stretches: Stretches) -> OwnItem:
+        """Return it with rows in place of stretches."""
+        pieces, places = ([(name, stretches.box(box)) for name, box in own] for own in (self.pieces, self.places))
+        moved = [replace(move, box=stretches.box(move.box)) for move in self.moves]
+        return OwnItem(stretches.layout(self.have), stretches.layout(self.want), moved, pieces, places)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnExchange:
@@ -158,9 +196,27 @@ class OwnExchange:
     route: Route = Route.DIRECT
 
     @property
+    def kind(self) -> tuple[object, ...]:
+        """What tells it from others, but for the names of values."""
+        items = tuple(
+            (item.have, item.want, *(tuple(box for _, box in own) for own in (item.pieces, item.places)))
+            for item in self.items
+        )
+        return items, self.by_rows, self.ahead, self.equal, self.route, self.scaled
+
+    @property
+    def scaled(self) -> int:
+        """Along how many of a value's last axes a scale is of what travels in few bits; 0: a message has one."""
+        return self.steps[0].value.scaled if self.by_rows else 0
+
+    @property
     def by_sockets(self) -> bool:
         """Whether it goes by connections of our own, not by MPI: where rows are few."""
-        return self.by_rows and all(map(by_sockets, self.steps))
+        return self.by_rows and all(by_sockets(item.want, item.moves) for item in self.items)
+
+    def stretched(self, stretches: Stretches) -> OwnExchange:
+        """Return it with rows in place of stretches."""
+        return replace(self, items=tuple(item.stretched(stretches) for item in self.items))
 
     @property
     def used(self) -> Used:
@@ -216,9 +272,14 @@ def places_of(
     return Places([*used, [*(given if stays else ()), *left]], pixels)
 
 
-def by_sockets(step: ExchangeStep) -> bool:
-    """Return whether an exchange goes by connections of our own, not by MPI: where rows are few, and fit a socket."""
-    return bool(lengths(step.want[ROW]).max() < ROWS_BY_MPI and step.moved.max() <= SOCKET_NUMBERS)
+def by_sockets(want: Layout, moved: Iterable[Move]) -> bool:
+    """Return whether a value goes by connections of our own, not by MPI: where rows are few, and fit a socket."""
+    sent: dict[tuple[int, int], int] = {}
+    for move in moved:
+        pair = move.sender, move.receiver
+        sent[pair] = sent.get(pair, 0) + move.box.size
+    rows = (box.spans[0].size for own in want.boxes for box in own)
+    return max(rows, default=0) < ROWS_BY_MPI and max(sent.values(), default=0) <= SOCKET_NUMBERS
 
 
 def arriving(
@@ -244,7 +305,7 @@ def arriving(
                     of_peers.setdefault((move.sender, move.piece, pixels), []).append((item, move.box))
         for turn, ((_, _, pixels), parts) in enumerate(sorted(of_peers.items(), key=itemgetter(0))):
             size = sum(box.size for _, box in parts)
-            width = parts[0][1].shape[-1] if len(parts) == 1 and own.by_rows else size
+            width = math.prod(parts[0][1].shape[-own.scaled :]) if len(parts) == 1 and own.scaled else size
             key = turn, size, width, pixels
             if not _arrives_in_place(parts, called, places):
                 found[key] = size if pixels else FLOAT_BYTES * size
@@ -291,14 +352,16 @@ def _own_parts(
     computed = [part for step in steps if isinstance(step, ComputeStep) for part, _ in step.parts]
     read = {value.name for part in computed for value in part.reads} | {step.value.name for step in exchanges}
     read.update(left)
+    made = {part.writes.name for part in computed}
     summed, apart = {step.value.name for step in exchanges if step.partial}, set[str]()
     needed = _needed(steps, rank)
     for exchange in exchanges:
         own_boxes, wanted = (layout.boxes[rank] for layout in exchange.layouts())
         unlike = any(own.spans[1:] != other.spans[1:] for own in own_boxes for other in wanted)
         # What is read of it besides what is exchanged lies where it was computed.
-        if exchange.partial or (unlike and _within(needed.get(exchange.value.name), wanted)):
-            apart.add(exchange.value.name)
+        name = exchange.value.name
+        if exchange.partial or (unlike and name in made and _within(needed.get(name), wanted)):
+            apart.add(name)
     for step, after in zip_longest(steps, steps[1:]):
         if isinstance(step, ComputeStep):
             pieces = range(1 if step.pieces is None else len(next(iter(next(iter(step.pieces.values())).values()))))

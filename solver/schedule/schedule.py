@@ -11,20 +11,20 @@ prices this list (`solver.schedule.turns`), the engine compiles it (`hepti_mpi.p
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import groupby
 
 import numpy as np
 
-from solver.base.spans import Span, largest_remainder, pieces_of, tiles
+from solver.base.spans import Span, pieces_of
 from solver.model.kinds.part import HIDDEN, NUMBER, ROW, WHOLE, Part, Region, Spans, Value, there, whole
 from solver.plan.layout import Layout, moves
 from solver.plan.plan import Wire
 from solver.plan.routes import Route
 from solver.schedule.regions import Lengths, boxes, hull, lengths, overlaps, volume, within
+from solver.schedule.stretches import SumRows, shared_alike
 
 WITH_READER = "with its reader"  # in place of an axis: a part is computed where it is read
 LAYERS = "layers"  # the first word of what belongs to one
@@ -55,9 +55,9 @@ class PlacedPart:
         Whether what it reads is brought as soon as it is there, with what is exchanged then, and not when it is read.
     as_comes
         Whether ranks compute with what each of the others sends as it comes, with their own first.
-    tile_rows, groups
-        In which pieces it is made, each of which others get once it is done: of about so many rows (0: of each of the
-        others; None: all at once), summands of others' rows before own ones; or so many of the axis.
+    tiles, groups
+        In which pieces it is made, each of which others get once it is done: the tiles of some rows (None: all at
+        once), of summands those of others' rows before own ones; or so many of the axis.
     route
         How what it needs comes to ranks.
     avoids
@@ -75,7 +75,7 @@ class PlacedPart:
     also: Mapping[str, Spans] = field(default_factory=dict)
     ahead: bool = False
     as_comes: bool = False
-    tile_rows: int | None = None
+    tiles: Callable[[Span], Sequence[Span]] | None = None
     groups: int = 1
     route: Route = Route.DIRECT
     avoids: tuple[bool, ...] = ()
@@ -128,7 +128,7 @@ class PlacedPart:
     @property
     def in_tiles(self) -> bool:
         """Whether it is a sum over what ranks have, made in pieces."""
-        return self.tile_rows is not None and self.axis not in (WHOLE, *self.part.writes.axes)
+        return self.tiles is not None and self.axis not in (WHOLE, *self.part.writes.axes)
 
     @cached_property
     def partial(self) -> bool:
@@ -309,13 +309,13 @@ class ComputeStep(LayerStep):
 AnyStep = ExchangeStep | ComputeStep
 Walked = tuple[list[tuple[PlacedPart, Region]], dict[str, Region]]
 Called = Callable[[str], str]  # what a value or a part is called
-TwoSteps = Callable[[int], bool]  # whether a sum of so many rows is made in two steps
+Summed = Callable[[Span, int], SumRows]  # how a sum of rows is made that so many ranks want alike
 
 
 def schedule(
     layers: Sequence[tuple[Span, Sequence[PlacedPart]]],
     given: Mapping[str, tuple[Value, Region]],
-    two_steps: TwoSteps,
+    summed: Summed,
     names: Mapping[str, str],
     left: Mapping[str, Region] | None = None,
 ) -> tuple[AnyStep, ...]:
@@ -328,8 +328,8 @@ def schedule(
         the parts are of the first of them, and its steps are done as often (`unfolded`).
     given
         The values that are there at the beginning, and who has what of them.
-    two_steps
-        Which sums are made in two steps.
+    summed
+        How sums are made.
     names
         What exchanges are called, by their value's name.
     left
@@ -338,7 +338,7 @@ def schedule(
     parts = [placed for _, own in layers for placed in own]
     last_use = {value.name: number for number, placed in enumerate(parts) for value in placed.part.reads}
     last_use |= dict.fromkeys(left or (), len(parts))
-    builder = _Builder(two_steps, names, last_use)
+    builder = _Builder(summed, names, last_use)
     builder.ahead = [(number, placed) for number, placed in enumerate(parts) if placed.ahead]
     for name, (value, own) in given.items():
         builder.values[name], builder.have[name] = value, (own,)
@@ -359,7 +359,7 @@ def schedule(
 
 @dataclass(slots=True)
 class _Builder:
-    two_steps: TwoSteps
+    summed: Summed
     names: Mapping[str, str]
     last_use: Mapping[str, int]  # of a value: which part reads it last
     values: dict[str, Value] = field(default_factory=dict)
@@ -418,7 +418,7 @@ class _Builder:
         if runs:
             last = runs[-1][0].part.writes.name
             run, made = self._when(last)
-            pieces = _in_pieces(live, then or {}, self.two_steps) if all(own.widens for own in placed) else None
+            pieces = _in_pieces(live, then or {}, self._sums) if all(own.widens for own in placed) else None
             comes = self._comes(needs) if placed[0].as_comes else ""
             step = ComputeStep(tuple(own for own, _ in runs), leaves, pieces, comes, run=run, layers=made)
             if pieces is None:
@@ -455,15 +455,20 @@ class _Builder:
         if not partial and np.logical_or.reduce([within(want, own) for own in have]).all():
             return False
         run, made = self._when(name)
-        # What all want alike goes in two; of logits everyone wants others.
-        two = name in self.shared and HIDDEN in want and self.two_steps(int(lengths(want[ROW]).max()))
+        sums = self._sums(want) if name in self.shared and HIDDEN in want else None
         having = self.pieces.pop(name, have)
-        for step in exchanges(self.names.get(name, name), value, having, want, partial=partial, two_steps=two):
+        for step in exchanges(self.names.get(name, name), value, having, want, partial=partial, sums=sums):
             self.steps.append(replace(step, run=run, layers=made, route=Route.DIRECT if partial else route))
         self.have[name] = (want,) if partial else (*have, want)
         self.partial.discard(name)
         self.shared.discard(name)
         return True
+
+    def _sums(self, want: Region) -> SumRows:
+        """Return how a sum is made; in one step where a single rank wants it, or not all want it alike."""
+        (ranks,) = there(want)[0].nonzero()
+        alike = all((want[axis][0, ranks] == want[axis][0, ranks[0]]).all() for axis in (ROW, HIDDEN))
+        return self.summed(Span(*want[ROW][0, ranks[0]].tolist()), len(ranks)) if alike and len(ranks) > 1 else None
 
     def _when(self, name: str) -> tuple[Span, Span]:
         """Return the layers at hand, and those after which something is done with a value."""
@@ -484,7 +489,7 @@ def unfolded(steps: Iterable[AnyStep]) -> Iterator[tuple[AnyStep, Called]]:
         once = list(some)
         for later in range(max(run.size, 1)):
             moving = Span(max(run.start - 2, 0), run.start + 1) if run.size else NOWHERE
-            called = partial(_in_layer, dict(after), moving, later)
+            called = cache(partial(_in_layer, dict(after), moving, later))
             yield from ((step, called) for step in once)
         if run.size:
             after |= {run.start - 1: run.size - 1, run.start: run.size - 1}
@@ -502,12 +507,12 @@ def _in_layer(higher: Mapping[int, int], moving: Span, later: int, name: str) ->
 
 
 def exchanges(
-    name: str, value: Value, have: tuple[Region, ...], want: Region, *, partial: bool, two_steps: bool
+    name: str, value: Value, have: tuple[Region, ...], want: Region, *, partial: bool, sums: SumRows = None
 ) -> list[ExchangeStep]:
-    """Return the steps after which every rank has what it wants; of a sum in two, where several want the same of it."""
-    if not two_steps or not _all_want_the_same(want):
+    """Return the steps after which every rank has what it wants; of a sum one, or two, as `sums` says."""
+    if sums is None:
         return [ExchangeStep(name, value, have, want, partial)]
-    between = _shared_out(value, want)
+    between = _added(want, sums)
     return [ExchangeStep(name, value, have, between, partial), ExchangeStep(name, value, (between,), want)]
 
 
@@ -523,7 +528,9 @@ def _piece(region: Region, piece: int) -> Region:
     return {axis: spans[piece : piece + 1] for axis, spans in region.items()}
 
 
-def _in_pieces(live: Sequence[PlacedPart], then: Mapping[str, Region], two_steps: TwoSteps) -> dict[str, Region] | None:
+def _in_pieces(
+    live: Sequence[PlacedPart], then: Mapping[str, Region], sums: Callable[[Region], SumRows]
+) -> dict[str, Region] | None:
     """Return the pieces in which ranks make all that leaves a computation, [pieces, p, 2]; None: it is not made so.
 
     Parameters
@@ -535,11 +542,11 @@ def _in_pieces(live: Sequence[PlacedPart], then: Mapping[str, Region], two_steps
     for own in live:
         name = own.part.writes.name
         if own.in_tiles and name in then:
-            found[name] = _for_others(own, then[name], two_steps)
+            found[name] = _for_others(own, then[name], sums)
         elif own.groups > 1:
             found[name] = _along(own.box, own.axis, [pieces_of(span, own.groups) for span in _spans(own)])
-        elif own.axis == ROW and own.tile_rows:
-            found[name] = _along(own.box, ROW, [tiles(span, own.tile_rows) for span in _spans(own)])
+        elif own.axis == ROW and own.tiles is not None:
+            found[name] = _along(own.box, ROW, [own.tiles(span) for span in _spans(own)])
     if len(found) < len(live) or max((len(region[ROW]) for region in found.values()), default=1) == 1:
         return None
     rows = [region[ROW] for region in found.values()]
@@ -559,18 +566,16 @@ def _along(box: Region, axis: str, pieces: Sequence[Sequence[Span]]) -> Region:
     return {each: cut if each == axis else spans * some for each, spans in box.items()}
 
 
-def _for_others(placed: PlacedPart, want: Region, two_steps: TwoSteps) -> Region:
+def _for_others(placed: PlacedPart, want: Region, sums: Callable[[Region], SumRows]) -> Region:
     """Return a rank's summands in the order in which it makes them: those of the ranks after it, its own the last."""
-    tile_rows = placed.tile_rows or 0
+    some, tiles = there(want)[0].tolist(), placed.tiles or (lambda rows: (rows,))
     if _all_want_the_same(want):
-        if two_steps(int(lengths(want[ROW]).max())):
-            want = _shared_out(placed.part.writes, want)
+        if (added := sums(want)) is not None:
+            want = _added(want, added)
         else:
-            tile_rows = 0
+            tiles = lambda rows: (rows,)
     rows = [Span(start, max(start, stop)) for start, stop in want[ROW][0].tolist()]
-    of_ranks = [
-        tiles(span, tile_rows) if some else [] for span, some in zip(rows, there(want)[0].tolist(), strict=True)
-    ]
+    of_ranks = [tiles(span) if has and span.size else () for span, has in zip(rows, some, strict=True)]
     ranks, pieces = range(len(rows)), list[list[Span]]()
     for own, has in zip(ranks, there(placed.box)[0].tolist(), strict=True):
         others = [span for rank in (*ranks[own + 1 :], *ranks[:own]) for span in of_ranks[rank]]
@@ -612,24 +617,13 @@ def walk(
     return runs[::-1], need
 
 
-def _shared_out(value: Value, want: Region) -> Region:
-    """Return who adds up which part of a sum: all who want it as much as each other, by rows or by columns.
-
-    That is by rows where that leaves the largest part no larger: they lie as they travel.
-    """
-    found = {axis: spans.copy() for axis, spans in want.items()}
-    for plan, taking in enumerate(there(want)):
-        ranks = np.flatnonzero(taking)
-        ends = {axis: want[axis][plan, ranks[0]] for axis in (ROW, HIDDEN)}
-        sizes = {axis: int(stop - start) for axis, (start, stop) in ends.items()}
-
-        def largest(axis: str, sizes: Mapping[str, int] = sizes, parts: int = ranks.size) -> int:
-            return -(-sizes[axis] // parts) * math.prod(sizes.values()) // sizes[axis]
-
-        # Of rows whose numbers share a scale none is cut.
-        axis = ROW if value.scaled > 1 else min((ROW, HIDDEN), key=largest)
-        stops = ends[axis][0] + np.cumsum(largest_remainder([1.0] * ranks.size, sizes[axis]))
-        found[axis][plan, ranks] = np.stack([np.append(ends[axis][0], stops[:-1]), stops], -1)
+def _added(want: Region, rows: tuple[Span, ...]) -> Region:
+    """Return who adds up which part of a sum: all who want it these rows of it, or as many columns as each other."""
+    found, (ranks,) = {axis: spans.copy() for axis, spans in want.items()}, there(want)[0].nonzero()
+    axis, shares = ROW, rows
+    if not rows:
+        axis, shares = HIDDEN, shared_alike(Span(*want[HIDDEN][0, ranks[0]].tolist()), len(ranks))
+    found[axis][0, ranks] = [(own.start, own.stop) for own in shares]
     return found
 
 

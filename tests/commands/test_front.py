@@ -33,6 +33,11 @@ def front(*words, **options):
     return run(*HEPTI, *words, **options)
 
 
+def boards(model):
+    """Return a model for boards that are known: measuring takes longer than all else of these tests."""
+    return "--model", model, "--cluster", "pi4x4"
+
+
 @pytest.fixture
 def cache(tmp_path):
     """Return the variable that names a cache folder of this test's own, and the folder."""
@@ -65,13 +70,13 @@ def test_files_of_the_folder_that_it_is_typed_in_are_not_taken_for_its_own(model
         (tmp_path / f"{name}.py").write_text("raise SystemExit(7)")
     hepti = Path(sys.executable).with_name("hepti")
     plan = ("plan", "--model", "bert-base", "--cluster", "mixed4")
-    for words in (plan, ("run", "--np", 2, "--model", model, "--random", 4), ("lab", "--help"), ("convert", "--help")):
+    for words in (plan, ("run", "--np", 2, *boards(model), "--random", 4), ("lab", "--help"), ("convert", "--help")):
         done = run("env", "-C", tmp_path, hepti, *words, **cache[0])
         assert done.returncode == 0, done.stderr
 
 
 def test_lines_of_standard_input_are_answered_one_by_one(model, cache):
-    with start(*HEPTI, "run", "--np", "2", "--model", model, "--input", "-", **cache[0]) as process:
+    with start(*HEPTI, "run", "--np", "2", *boards(model), "--input", "-", **cache[0]) as process:
         for tokens in ([5, 6], [7, 8, 9]):
             print(json.dumps({"tokens": tokens}), file=process.stdin, flush=True)
             assert json.loads(process.stdout.readline())["tokens"] == len(tokens)
@@ -166,7 +171,7 @@ def test_a_rank_that_never_begins_is_one_line_with_the_reason(cache, tmp_path):
 
 
 def test_a_killed_rank_is_one_line(model, cache):
-    with start(*HEPTI, "run", "--np", "3", "--model", model, "--input", "-", **cache[0]) as process:
+    with start(*HEPTI, "run", "--np", "3", *boards(model), "--input", "-", **cache[0]) as process:
         print('{"tokens": [5, 6, 7]}', file=process.stdin, flush=True)
         process.stdout.readline()
         os.kill(ranks_of(model, 3)[1], signal.SIGKILL)
@@ -183,7 +188,7 @@ def test_a_killed_rank_is_one_line(model, cache):
 def test_output_that_cannot_be_written_is_one_line(ranks, model, cache, kept):
     command = ("sh", "-c", 'exec "$@" > /dev/full', "sh", *HEPTI)
 
-    done = run(*command, "run", "--np", ranks, "--model", model, "--cluster", "pi4x4", "--random", 5, **cache[0])
+    done = run(*command, "run", "--np", ranks, *boards(model), "--random", 5, **cache[0])
 
     said = [line for line in done.stderr.splitlines() if not re.match(r"note: |\d ranks? on ", line)]
     assert done.returncode == 1
@@ -207,7 +212,7 @@ def test_output_that_cannot_be_written_is_one_line(ranks, model, cache, kept):
 def test_what_is_interrupted_says_one_line_and_leaves_nothing(moment, number, model, cache, tmp_path):
     """A signal to `hepti` alone, as `kill` sends it."""
     variables, folder = cache
-    words = ("--model", model, "--input", "-", "--output", tmp_path / "answers.jsonl")
+    words = (*boards(model), "--input", "-", "--output", tmp_path / "answers.jsonl")
     with start(*HEPTI, "run", "--np", "2", *words, **variables) as process:
         if moment == "at once":
             while not heeds(process.pid):
@@ -288,9 +293,9 @@ def test_ctrl_c_on_a_terminal_is_one_line(model, cache):
     assert ranks_of(model, 0) == []
 
 
-@pytest.mark.slow("the first words wait for ranks, their libraries and a profile")
+@pytest.mark.slow("the first words wait for ranks and their libraries")
 def test_a_chat_on_a_terminal_answers_word_by_word_and_ends_with_its_end(tiny, cache):
-    words = ("generate", "--np", "2", "--model", tiny.path, "--chat", "--tokens", "4", "--ignore-eos")
+    words = ("generate", "--np", "2", *boards(tiny.path), "--chat", "--tokens", "4", "--ignore-eos")
     terminal = Terminal(*HEPTI, *words, **cache[0])
     terminal.until("> ")
     terminal.press(b"hello\n")

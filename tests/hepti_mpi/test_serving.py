@@ -40,7 +40,7 @@ def line(name):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("writes", [True, pytest.param(False, marks=pytest.mark.thorough("the same without a file"))])
 def test_more_requests_take_no_more_memory(writes, serve, tmp_path, capfd, monkeypatch):
     """Four hundred more, of other names, take less than 50 bytes each, which no name does; every tenth line is wrong.
 

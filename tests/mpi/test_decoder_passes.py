@@ -62,7 +62,7 @@ def error_of(world, weights, plan, tokens, backend):
     return np.abs(found - expected).max() / np.abs(expected).max()
 
 
-@pytest.mark.parametrize(("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 5), BACKENDS), 3))
+@pytest.mark.parametrize(("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 5), BACKENDS), 6))
 def test_logits_are_those_of_the_whole_model(name, seed, backend, world):
     rng = np.random.default_rng(seed)
     weights = Weights(MODELS[name], seed)
@@ -72,7 +72,7 @@ def test_logits_are_those_of_the_whole_model(name, seed, backend, world):
     assert error_of(world, weights, plan, tokens, backend) < 1e-5
 
 
-@pytest.mark.parametrize(("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 5), BACKENDS), 3))
+@pytest.mark.parametrize(("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 5), BACKENDS), 6))
 def test_prompts_that_are_cut_by_rows_have_the_same_logits(name, seed, backend, world):
     """Contexts go to who has their rows; tokens after them are cut by heads and columns, with the keys of both."""
     rng = np.random.default_rng([2, seed])
@@ -85,7 +85,7 @@ def test_prompts_that_are_cut_by_rows_have_the_same_logits(name, seed, backend, 
 
 @pytest.mark.parametrize(
     ("name", "seed", "backend", "rows_from"),
-    sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 4), BACKENDS, (0, 16)), 3),
+    sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 4), BACKENDS, (0, 16)), 6),
 )
 def test_blocks_whose_results_are_cut_by_columns_have_the_same_logits(name, seed, backend, rows_from, world):
     """Those of attention, of the MLP, or of both, beside prompts that are cut by rows, too."""
@@ -99,7 +99,7 @@ def test_blocks_whose_results_are_cut_by_columns_have_the_same_logits(name, seed
 
 
 @pytest.mark.parametrize(
-    ("name", "seed", "backend", "keys"), sized(sweeps.cycled(16, MODELS, sweeps.seeds(2, 3), BACKENDS, (5, 64, 31)), 4)
+    ("name", "seed", "backend", "keys"), sized(sweeps.cycled(16, MODELS, sweeps.seeds(2, 3), BACKENDS, (5, 64, 31)), 8)
 )
 def test_keys_that_are_shared_out_by_tokens_give_the_same_logits(name, seed, backend, keys, world):
     """Every few tokens, or the context as a whole; beside results by columns, and prompts by rows, too."""
@@ -112,7 +112,7 @@ def test_keys_that_are_shared_out_by_tokens_give_the_same_logits(name, seed, bac
     assert error_of(world, weights, plan, tokens, backend) < 1e-5
 
 
-@pytest.mark.parametrize(("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 4), BACKENDS), 3))
+@pytest.mark.parametrize(("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 4), BACKENDS), 6))
 def test_logits_that_are_sums_over_ranks_are_the_same(name, seed, backend, world):
     """Of a head that is cut by what it sums over; who has its words gets their sums."""
     rng = np.random.default_rng([8, seed])
@@ -125,7 +125,7 @@ def test_logits_that_are_sums_over_ranks_are_the_same(name, seed, backend, world
 
 @pytest.mark.parametrize(
     ("precision", "cuts", "backend"),
-    sized(sweeps.cycled(6, ("int8", "int4", "int4m"), ("columns", "hidden", "keys"), BACKENDS[:2]), 2),
+    sized(sweeps.cycled(6, ("int8", "int4", "int4m"), ("columns", "hidden", "keys"), BACKENDS[:2]), 5),
 )
 def test_in_blocks_every_cut_has_the_logits_of_the_whole_model(precision, cuts, backend, world, folder):
     """Of the numbers that they are by numpy, where onnxruntime rounds activations."""
@@ -147,7 +147,7 @@ def test_in_blocks_every_cut_has_the_logits_of_the_whole_model(precision, cuts, 
     assert error < (1e-5 if backend == "numpy" else 0.03)
 
 
-@pytest.mark.parametrize(("name", "stages"), sized([("llama", 1), ("gemma2", 2), ("olmo2", 3)]))
+@pytest.mark.parametrize(("name", "stages"), sized([("llama", 1), ("gemma2", 2), ("olmo2", 3)], 3))
 def test_rows_that_nobody_asks_for_change_nothing(name, stages, world):
     """Of the last layer only those are computed whose words are asked for; what is kept of the others is."""
     rng = np.random.default_rng(5)
@@ -172,7 +172,7 @@ def test_rows_that_nobody_asks_for_change_nothing(name, stages, world):
 
 @pytest.mark.parametrize(
     ("wire", "stages", "rows", "cuts"),
-    sized(sweeps.cycled(9, (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8), (1, 2, 3), (1, 9), CUTS), 4),
+    sized(sweeps.cycled(9, (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8), (1, 2, 3), (1, 9), CUTS), 5),
 )
 def test_bytes_that_are_sent_are_those_that_were_priced(wire, stages, rows, cuts, world):
     """Of every rank, of what rank 0 says and hears, too: from pass to pass of one shape."""
@@ -212,6 +212,41 @@ def test_memory_of_a_pass_is_that_which_was_priced(stages, cuts, seed, world):
     taken = world.on_all(lambda: program.taken_bytes)
     direct.close()
     assert [-(-own // 4) for own in taken] == chunk_numbers(weights.model, plan)
+
+
+@pytest.mark.parametrize(("stages", "cuts", "seed"), sized(sweeps.cycled(5, (1, 2), CUTS, sweeps.seeds(2, 8)), 4))
+def test_a_pass_compiled_after_others_is_that_compiled_from_new(stages, cuts, seed, world):
+    """To the last bit, and in as much memory: what it has from passes of other lengths is what it would find itself."""
+    rng = np.random.default_rng([9, stages, seed])
+    weights = Weights(small_model(layers=5, hidden=64))
+    plan = random_plan(world, weights.model, rng, stages=stages, **CUTS[cuts])
+    direct, found = Direct(world), []
+
+    def share_of():
+        share = Share(DecoderPasses(weights.model, plan), world.rank)
+        WeightsSource(world, weights).complete(share.lacking())
+        return share
+
+    kept = share_of()
+    for rows in (33, 20, 33):
+        both = [
+            Program(share, PassShape(0, 1, rows, chosen), world, direct, coding(plan.wire))
+            for chosen in (1, rows)
+            for share in (kept, share_of())
+        ]
+        given = rng.integers(0, weights.model.vocab, both[0].given.shape)  # tokens, or a stream
+        for program in both:
+            program.given[...] = given
+            program.run([0])
+        for one, other in (both[:2], both[2:]):
+            pairs = zip(one.logits, other.logits, strict=True)
+            same = all(np.array_equal(own[1], new[1]) for own, new in pairs)
+            found.append(same and one.taken_bytes == other.taken_bytes)
+
+    found.append(kept.own_pass.cache_info().hits >= 2)
+    found = world.on_all(lambda: found)
+    direct.close()
+    assert np.all(found)
 
 
 @pytest.mark.parametrize("rows_from", [0, 16])

@@ -211,7 +211,7 @@ def test_an_int8_cache_costs_little(name, backend, keys, world):
             8, ["llama", "one-kv-head", "qwen3", "gpt2"], sweeps.seeds(2, 3), ["float32", "int8"], BACKENDS,
             [(0, 0, 0), (0, 5, 64), (7, 7, 0)],
         ),
-        5,
+        8,
     ),
 )  # fmt: skip
 def test_a_change_of_plan_between_tokens_changes_no_token(name, seed, cache, backend, keys, world):

@@ -44,7 +44,7 @@ def grid_layer(spec, rows, ranks, kind, rng):
 
 @pytest.mark.parametrize(
     ("lengths", "kind", "computes"),
-    sized(sweeps.cycled(6, [[1], [2, 1], [200], [PRE.input.rows] * 2], KINDS, ["numpy", "onnxruntime"])),
+    sized(sweeps.cycled(6, [[1], [2, 1], [200], [PRE.input.rows] * 2], KINDS, ["numpy", "onnxruntime"]), 2),
     ids=called,
 )
 def test_every_grid_gives_the_reference(lengths, kind, computes, world):
@@ -67,7 +67,7 @@ def test_a_grid_computes_every_activation(activation, world):
 
 
 @pytest.mark.parametrize(
-    ("kind", "wire", "tile_rows"), sized(sweeps.cycled(3, KINDS, [own for own in Wire if own is own.within], [0, 5]))
+    ("kind", "wire", "tile_rows"), sized(sweeps.cycled(3, KINDS, [own for own in Wire if own is own.within], [0, 5]), 2)
 )
 def test_bytes_of_a_grid_are_those_that_the_price_says(kind, wire, tile_rows, world):
     """Of every rank, for uneven tiles, in tiles of rows, over every wire."""

@@ -14,7 +14,7 @@ from tests.kit.in_memory import network_of
 from tests.kit.sized import sized
 
 
-@pytest.mark.parametrize(("seed", "tiles"), sized(sweeps.cycled(16, sweeps.seeds(16, 40), [False, True]), 3))
+@pytest.mark.parametrize(("seed", "tiles"), sized(sweeps.cycled(16, sweeps.seeds(16, 40), [False, True]), 6))
 def test_ranks_compute_what_one_rank_does(seed, tiles, world, monkeypatch):
     """Also where several graphs compute a product."""
     if seed % 4 < 2:
@@ -38,7 +38,7 @@ def test_ranks_compute_what_one_rank_does(seed, tiles, world, monkeypatch):
 
 @pytest.mark.parametrize(
     ("seed", "tiles", "wire"),
-    sized(sweeps.cycled(16, sweeps.seeds(16, 40), [False, True], [Wire.FLOAT32, Wire.FLOAT16, Wire.INT8]), 3),
+    sized(sweeps.cycled(16, sweeps.seeds(16, 40), [False, True], [Wire.FLOAT32, Wire.FLOAT16, Wire.INT8]), 6),
 )
 def test_memory_of_an_image_is_that_which_was_priced(seed, tiles, wire, world, monkeypatch):
     """Of every rank, to the byte; with what arrives, and lies between graphs."""

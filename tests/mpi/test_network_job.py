@@ -170,7 +170,7 @@ def test_a_plan_by_hand_with_empty_shares_is_run_on_any_wire(wire, priced, job, 
 
 
 @pytest.mark.parametrize("tiles", [False, True])
-@pytest.mark.parametrize("asked", sized(["numpy", "auto"]))
+@pytest.mark.parametrize("asked", sized(["numpy", "auto"], 2))
 def test_numpy_answers_as_onnxruntime_does_also_beside_it(asked, tiles, job, place, world, folder, monkeypatch):
     """Every rank by numpy; or the last one, on which onnxruntime has trouble. The report says so."""
     trouble = "onnxruntime 1.21.0 dies of SIGILL" if world.rank == world.size - 1 else ""

@@ -345,8 +345,7 @@ def check_decoder(world, model, plan, backend, then=None):
     assert sent[at_work].tolist() == priced[at_work].tolist()
 
 
-@pytest.mark.sizes
-@pytest.mark.parametrize("backend", ["numpy", "onnxruntime"])
+@pytest.mark.parametrize("backend", sized(["numpy", "onnxruntime"], 2))
 def test_a_language_model_with_it_is_planned_and_runs_as_priced(backend, gated_model, world):
     cluster = boards(*(1e5 * speed for speed in SPEEDS[: world.size]), precision="float32")
     asked = TokenRequest(prompt=19, tokens=6, context=64, sequences=3, precision="float32")
@@ -361,10 +360,9 @@ def test_a_language_model_with_it_is_planned_and_runs_as_priced(backend, gated_m
     check_decoder(world, gated_model, plan, backend)
 
 
-@pytest.mark.sizes
 @pytest.mark.parametrize(
     ("stages", "rows_from", "backend", "outputs"),
-    sized(sweeps.cycled(4, [1, 2], [0, 8], ["numpy", "onnxruntime"], [(), (GATES,)]), 2),
+    sized(sweeps.cycled(4, [1, 2], [0, 8], ["numpy", "onnxruntime"], [(), (GATES,)]), 3),
 )
 def test_it_is_cut_unevenly_by_rows_and_otherwise_from_a_token_on(
     stages, rows_from, backend, outputs, gated_model, world

@@ -7,11 +7,14 @@ from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.exchange import Item, RankExchange
 from hepti_mpi.comm.wires import EXACT, coding
 from hepti_mpi.program.compiled import Memory
+from solver.base.spans import Span
 from solver.model.kinds.part import Residual
+from solver.plan.layout import moves
 from solver.plan.plan import Wire
 from solver.schedule.places import Places, by_sockets
 from solver.schedule.regions import some_have
 from solver.schedule.schedule import exchanges
+from solver.schedule.stretches import rows_to_add
 from tests import sweeps
 from tests.kit.sized import sized
 
@@ -23,7 +26,9 @@ def summing(world, direct, stage, senders, rows, width, wire=EXACT, *, two_steps
     """Return this rank's place for its summand, the place of the sum, and what makes it."""
     value = Residual(width).value("s", rows)
     have, want = (some_have(value, own, world.size) for own in (senders, stage))
-    steps = exchanges("sum", value, (have,), want, partial=True, two_steps=two_steps)
+    two = two_steps and len(stage) > 1
+    sums = rows_to_add(Span(0, rows), value.shape[1], len(stage)) if two else None
+    steps = exchanges("sum", value, (have,), want, partial=True, sums=sums)
     sides = [[("+" if step.partial else "s", "s"), step.layouts()] for step in steps]
     used = [
         [(name, box) for name, layout in zip(names, layouts, strict=True) for box in layout.boxes[world.rank]]
@@ -38,7 +43,9 @@ def summing(world, direct, stage, senders, rows, width, wire=EXACT, *, two_steps
             for name, layout in zip(names, layouts, strict=True)
         ]
         exchange = RankExchange.of(world, [Item(*layouts, *lies)], wire, equal=step is steps[-1])
-        calls += [exchange.over(direct)] if by_sockets(step) else [exchange.run, world.finish_sending]
+        calls += (
+            [exchange.over(direct)] if by_sockets(layouts[1], moves(*layouts)) else [exchange.run, world.finish_sending]
+        )
 
     def run():
         for call in calls:

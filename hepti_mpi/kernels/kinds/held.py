@@ -12,6 +12,8 @@ from solver.model.kinds.part import HIDDEN, Part, PartTensor, RankRegion
 
 Matrix = Array | Blocks  # an Array is [in, out], or such a view of one that lies as [out, in]
 
+Known = dict[int, tuple[Numbers, object]]  # by the numbers of objects: arrays, and what a graph takes of each
+
 
 class TensorSource(Protocol):
     """Where a rank's share of tensors comes from."""
@@ -30,8 +32,10 @@ class PartRun(Protocol):
     def inputs(self) -> Sequence[str]:
         """The names of what it takes."""
 
-    def bound(self, inputs: Mapping[str, Numbers], outputs: Mapping[str, Numbers]) -> Callable[[], object]:
-        """Return a call that computes these arrays of those."""
+    def bound(
+        self, inputs: Mapping[str, Numbers], outputs: Mapping[str, Numbers], known: Known
+    ) -> Callable[[], object]:
+        """Return a call that computes these arrays of those; what it takes of an array is made once, and in `known`."""
 
 
 class MakeRun(Protocol):

@@ -15,7 +15,7 @@ import numpy as np
 
 from hepti_mpi.kernels.blocks import Blocks
 from hepti_mpi.kernels.kinds.heads import UNSEEN, runs_of, wide
-from hepti_mpi.kernels.kinds.held import Matrix, TensorSource, rows_of
+from hepti_mpi.kernels.kinds.held import Known, Matrix, TensorSource, rows_of
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span, tiles
 from solver.model.kinds.attention import Attention
@@ -277,7 +277,9 @@ class NumpyRun:
         scales = [f"{name}.scale" for name in caches] if self._cache == "int8" else []
         return [*(["from", "to", "until"] if attention.dealt else ["last"]), *caches, *scales]
 
-    def bound(self, inputs: Mapping[str, Numbers], outputs: Mapping[str, Numbers]) -> Callable[[], object]:
+    def bound(
+        self, inputs: Mapping[str, Numbers], outputs: Mapping[str, Numbers], known: Known
+    ) -> Callable[[], object]:
         """Return a call that computes these arrays of those; a cache is written where it is taken from."""
         return partial(self._compute, inputs, {name: own for name, own in outputs.items() if not name.endswith("'")})
 

@@ -40,6 +40,7 @@ from solver.schedule.decoders.steps import (
     before_pass,
     follow_crew,
     pass_parts,
+    pass_rows,
     planned,
     planned_alike,
     stages_of,
@@ -48,6 +49,7 @@ from solver.schedule.exchange import of_matrix
 from solver.schedule.price import Price, PricedStep
 from solver.schedule.regions import lengths, some_have
 from solver.schedule.schedule import ComputeStep, ExchangeStep, exchanges
+from solver.schedule.stretches import PassRows, rows_to_add
 from solver.schedule.timing import UNREST_S, Machine, cpu_seconds
 from solver.schedule.turns import ClockTurn, Costs, Moved, priced, together_s, turns_of
 
@@ -191,7 +193,9 @@ def _summed(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], row
     if key not in s.kept:
         value = s.model.stream.value("sum", rows)
         have, want = (some_have(value, own, s.devices) for own in (senders, ranks))
-        steps = exchanges(SUM, value, (have,), want, partial=True, two_steps=two)
+        two = two and len(ranks) > 1
+        sums = rows_to_add(Span(0, rows), value.shape[1], len(ranks)) if two else None
+        steps = exchanges(SUM, value, (have,), want, partial=True, sums=sums)
         s.kept[key] = _one_after_the_other(s, [moved(s, step) for step in steps])
     found: SumTimes = s.kept[key]
     return found
@@ -268,15 +272,18 @@ def _passes(
 ) -> Iterator[Iterator[ClockTurn]]:
     """Yield the turns of a pass of plans of one structure: of all at once where that can be."""
     computing = cache(partial(_computing, s, behind))
-    parts, key = _parts(s, plans[0], rows, chosen), (plans[0].structure, rows, chosen)
+    key = plans[0].structure, rows, chosen
     if key not in s.kept:
-        s.kept[key] = planned(parts, plans[0])
+        own = pass_rows(s.model, plans[0], rows, chosen)
+        parts = _parts(s, plans[0], own)
+        s.kept[key] = parts, own, planned(parts, plans[0], own)
+    parts, own, steps = s.kept[key]
     costs = Costs(computing, partial(moved, s))
-    if follow_crew(s.kept[key]):
-        yield turns_of(planned_alike(s.kept[key], plans), costs)
+    if follow_crew(steps):
+        yield turns_of(planned_alike(steps, plans), costs)
         return
     for plan in plans:
-        yield turns_of(planned(parts, plan), costs)
+        yield turns_of(planned(parts, plan, own), costs)
 
 
 def _seconds(s: DecoderSetting, plans: Sequence[DecoderPlan], rows: int, behind: int, chosen: int) -> Floats:
@@ -285,10 +292,11 @@ def _seconds(s: DecoderSetting, plans: Sequence[DecoderPlan], rows: int, behind:
     return np.concatenate([seconds.reshape(-1) for seconds in found])
 
 
-def _parts(s: DecoderSetting, plan: DecoderPlan, rows: int, chosen: int) -> PassParts:
-    key = "parts", stages_of(plan, rows), rows, chosen
+def _parts(s: DecoderSetting, plan: DecoderPlan, rows: PassRows) -> PassParts:
+    stages = stages_of(plan, rows)
+    key = "parts", stages, rows.count, rows.asked
     if key not in s.kept:
-        s.kept[key] = pass_parts(s.model, stages_of(plan, rows), rows, chosen, folded=True)
+        s.kept[key] = pass_parts(s.model, stages, rows.count, rows.asked, folded=True)
     found: PassParts = s.kept[key]
     return found
 

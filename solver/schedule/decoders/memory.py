@@ -170,7 +170,7 @@ def _copies(wire: Wire) -> int:
 def chunk_numbers(model: Decoder, plan: DecoderPlan) -> list[int]:
     """Return how many numbers of values every rank has in the pass of a prompt's chunk, and of messages that arrive."""
     passes, rows = DecoderPasses(model, plan), min(CHUNK_ROWS, plan.context)
-    steps, given = passes.steps(rows, 1, folded=True), passes.given(rows)
+    steps, given = passes.steps(passes.rows(rows, 1), folded=True), passes.given(rows)
 
     def wire(step: ExchangeStep) -> Wire:
         return plan.wire if passes.coded(step) else Wire.FLOAT32

@@ -11,8 +11,9 @@ from solver.model.kinds.attention import Attention
 from solver.model.kinds.part import Value
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.decoders.asked import CHUNK_ROWS
-from solver.schedule.decoders.steps import CANDIDATES, EXACT_NAMES, HANDED_OUT, begins_with, pass_schedule
+from solver.schedule.decoders.steps import CANDIDATES, EXACT_NAMES, HANDED_OUT, begins_with, pass_rows, pass_schedule
 from solver.schedule.schedule import AnyStep, ExchangeStep
+from solver.schedule.stretches import PassRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,13 @@ class DecoderPasses:
     def sizes(self) -> tuple[int, ...]:  # noqa: D102
         return (1, CHUNK_ROWS) if self.plan.rows_from else (1,)
 
-    def steps(self, rows: int, chosen: int, *, folded: bool) -> list[AnyStep]:  # noqa: D102
-        every = pass_schedule(self.model, self.plan, rows, chosen, folded=folded)
+    def rows(self, rows: int, chosen: int) -> PassRows:  # noqa: D102
+        return pass_rows(self.model, self.plan, rows, chosen)
+
+    def steps(self, rows: PassRows, *, folded: bool) -> list[AnyStep]:  # noqa: D102
+        every = pass_schedule(self.model, self.plan, rows, folded=folded)
         names = [step.name if isinstance(step, ExchangeStep) else "" for step in every]
-        return [*every[names.index(HANDED_OUT) + 1 : names.index(CANDIDATES) if chosen else None]]
+        return [*every[names.index(HANDED_OUT) + 1 : names.index(CANDIDATES) if rows.asked.size else None]]
 
     def coded(self, step: ExchangeStep) -> bool:  # noqa: D102
         return step.name not in EXACT_NAMES

@@ -29,6 +29,7 @@ from solver.schedule.schedule import (
     read_rows,
     schedule,
 )
+from solver.schedule.stretches import PassRows, rows_to_add
 
 # What rank 0 says of a pass, int64, and then one for every sequence: that it is one, its shape, whether it chooses the
 # scales of an int8 cache, how many candidates a row has, whether some words are not allowed, and whether one more word
@@ -52,31 +53,51 @@ class PassParts:
         What makes rows of the stream, by words.
     layers
         Layers, and their parts; at last the head's.
-    chosen
-        Of how many of the last rows the next word is asked for.
     names
         What exchanges are called, by their value's name.
     """
 
     embedding: PlacedPart
     layers: tuple[tuple[Span, tuple[PlacedPart, ...]], ...]
-    chosen: int
     names: Mapping[str, str]
 
 
-def pass_schedule(
-    model: Decoder, plan: DecoderPlan, rows: int, chosen: int = 1, *, folded: bool = False
-) -> tuple[AnyStep, ...]:
-    """Return what ranks do in a pass of rows, of which the next word of the last `chosen` is asked for.
+def pass_schedule(model: Decoder, plan: DecoderPlan, rows: PassRows, *, folded: bool = False) -> tuple[AnyStep, ...]:
+    """Return what ranks do in a pass.
 
     Parameters
     ----------
     rows
-        Of all sequences together.
+        As of `pass_rows`, or counted in stretches.
     folded
         As of `pass_parts`.
     """
-    return planned(pass_parts(model, stages_of(plan, rows), rows, chosen, folded=folded), plan)
+    return planned(pass_parts(model, stages_of(plan, rows), rows.count, rows.asked, folded=folded), plan, rows)
+
+
+def pass_rows(model: Decoder, plan: DecoderPlan, rows: int, chosen: int) -> PassRows:
+    """Return the rows of a pass, of all sequences together, and where a plan cuts them.
+
+    Of the last `chosen` the next word is asked for.
+    """
+    every, asked, columns = Span(0, rows), Span(rows - chosen, rows), model.stream.value("", rows).shape[1]
+    by_rows = [stage.rows if rows >= plan.rows_from else () for stage in plan.stages]
+    shares = tuple(tuple(Partition.of_shares(own, rows)) if own else () for own in by_rows)
+    sums = (
+        (some, ranks, rows_to_add(some, columns, ranks) if some.size >= plan.two_steps_from else None)
+        for some in dict.fromkeys([every, asked])
+        for ranks in _crews(plan)
+        if some.size
+    )
+    return PassRows(rows, asked, shares, tuple(sums))
+
+
+def _crews(plan: DecoderPlan) -> list[int]:
+    """Return of how many ranks those are that may want a sum: who has some of what is cut along an axis."""
+    stages = ((*stage.shares.values(), *stage.outputs.values()) for stage in plan.stages)
+    every = [own.taking for some in (*stages, (plan.words, plan.hidden or plan.words)) for own in some]
+    sizes = {*map(sum, every), *(len(stage.ranks) for stage in plan.stages)}
+    return sorted(size for size in sizes if size > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +123,17 @@ class StageCuts:
     by_hidden: bool = False
 
 
-def stages_of(plan: DecoderPlan, rows: int) -> tuple[StageCuts, ...]:
-    """Return how a pass of so many rows is cut in a plan's stages."""
+def stages_of(plan: DecoderPlan, rows: PassRows) -> tuple[StageCuts, ...]:
+    """Return how a pass of some rows is cut in a plan's stages."""
     found = []
-    for stage in plan.stages:
-        by_rows = bool(stage.rows) and rows >= plan.rows_from
+    for stage, by_rows in zip(plan.stages, map(bool, rows.shares), strict=True):
         outputs, by_hidden = frozenset(() if by_rows else stage.outputs), plan.hidden is not None
         found.append(StageCuts(stage.layers, by_rows, outputs, stage.dealt, by_hidden))
     return tuple(found)
 
 
 def pass_parts(
-    model: Decoder, stages: Sequence[StageCuts], rows: int, chosen: int, *, folded: bool = False
+    model: Decoder, stages: Sequence[StageCuts], rows: int, asked: Span, *, folded: bool = False
 ) -> PassParts:
     """Return the parts of a pass of rows.
 
@@ -121,6 +141,8 @@ def pass_parts(
     ----------
     stages
         As of `stages_of`.
+    asked
+        The rows of which the next word is asked for.
     folded
         Whether layers that are alike stand in it once, with how many they are (`solver.schedule.schedule.unfolded`).
     """
@@ -140,19 +162,19 @@ def pass_parts(
     layers.append((NOWHERE, head))
     names |= {own.part.writes.name: _brings(own) for own in head}
     every = [placed for _, some in layers for placed in some]
-    read = read_rows(every, {every[-1].part.writes.name: Span(rows - chosen, rows)})
+    read = read_rows(every, {every[-1].part.writes.name: asked})
     left = {placed.part.name: placed for placed in read}
     found = ((span, tuple(left[own.part.name] for own in some if own.part.name in left)) for span, some in layers)
-    return PassParts(PlacedPart(embedding, WORD, stage=BEFORE), tuple(found), chosen, names)
+    return PassParts(PlacedPart(embedding, WORD, stage=BEFORE), tuple(found), names)
 
 
-def planned(parts: PassParts, plan: DecoderPlan) -> tuple[AnyStep, ...]:
+def planned(parts: PassParts, plan: DecoderPlan, rows: PassRows) -> tuple[AnyStep, ...]:
     """Return what ranks do in a pass under a plan."""
     ranks, spans, stream = len(plan.devices), _cuts([plan]), parts.embedding.part.writes
     for number, stage in enumerate(plan.stages):
         spans[number, WHOLE] = taking(stage.ranks, ranks) * whole(1)
-        if stage.rows:
-            spans[number, ROW] = _spans([Partition.of_shares(stage.rows, stream.shape[0])])
+        if rows.shares[number]:
+            spans[number, ROW] = _spans([rows.shares[number]])
         if stage.keys:
             spans[number, KEY] = _spans([Partition.of_counts(int(own > 0) for own in stage.keys)])
         for axis, columns in stage.outputs.items():
@@ -172,8 +194,8 @@ def planned(parts: PassParts, plan: DecoderPlan) -> tuple[AnyStep, ...]:
         layers = [(NOWHERE, [parts.embedding.cut(spans)]), (span, some), *others]
     begins = begins_with(parts.embedding.part, plan)
     given = {begins.name: (begins, some_have(begins, plan.begins, ranks))}
-    body = schedule(layers, given, lambda size: size >= plan.two_steps_from, parts.names)
-    return before, _tokens(plan, begins), *body, *([_candidates(plan, parts.chosen)] if parts.chosen else ())
+    body, chosen = schedule(layers, given, rows.summed, parts.names), rows.asked.size
+    return before, _tokens(plan, begins), *body, *([_candidates(plan, chosen)] if chosen else ())
 
 
 def before_pass(step: ComputeStep) -> bool:
@@ -275,7 +297,7 @@ def _brings(placed: PlacedPart) -> str:
     return output_of(last) if placed.axis == HIDDEN else f"{SUM} {last}"
 
 
-def _spans(partitions: Iterable[Partition]) -> Spans:
+def _spans(partitions: Iterable[Iterable[Span]]) -> Spans:
     """Return the spans of plans, [n, p, 2]."""
     return np.array([[(span.start, span.stop) for span in own] for own in partitions], np.int64)
 

@@ -7,14 +7,14 @@ columns of the stream nothing is said of how rows come there: the schedule finds
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from solver.base.spans import Partition, Span
+from solver.base.spans import Partition, Span, tiles
 from solver.model.blocks import Block, Cut
 from solver.model.kinds.norm import NORM
 from solver.model.kinds.part import HIDDEN, PAIR, ROW, WHOLE, Part, Region, Spans, Value, whole
@@ -22,10 +22,11 @@ from solver.model.layers import in_sub_blocks, over_tiles, parts_of_blocks
 from solver.model.spec import ModelSpec, Run, layer_prefixes
 from solver.model.sublayers import HALVES
 from solver.plan.holdings import alike
-from solver.plan.plan import BlockPlan, Keys, LayerPlan, Plan, Stage
+from solver.plan.plan import BlockPlan, Keys, LayerPlan, Plan, Stage, StreamLayout
 from solver.plan.routes import Route
 from solver.schedule.regions import some_have, taking
 from solver.schedule.schedule import WITH_READER, AnyStep, ComputeStep, ExchangeStep, PlacedPart, schedule
+from solver.schedule.stretches import BatchRows, shared_alike
 
 STREAM = "stream"  # the name of what a stage begins with
 # What exchanges are called: with rank 0; of summands, and where all get the sums in two steps the second.
@@ -57,35 +58,57 @@ class StageParts:
     ----------
     given, left
         The values with which it begins and ends: the stream, and, where that is within a block, what lies there.
-    lies
-        How the stream lies in the end.
     layers
         Layers and their parts, as of `schedule`.
     names
         What exchanges are called, by their value's name.
-    active
-        How many ranks take part.
+    rows
+        Those of the batch.
     """
 
     given: Mapping[str, tuple[Value, Region]]
     left: Mapping[str, Region]
-    lies: StreamLies
     layers: Sequence[tuple[Span, Sequence[PlacedPart]]]
     names: Mapping[str, str]
-    active: int
+    rows: BatchRows
 
     def steps(self) -> tuple[AnyStep, ...]:
         """Return what ranks do."""
-        return schedule(self.layers, self.given, self.two_steps, self.names, self.left)
+        return schedule(self.layers, self.given, self.rows.summed, self.names, self.left)
 
-    def two_steps(self, rows: int) -> bool:
-        """Return whether sums that all get are made in two steps: one swap between two moves as much."""
-        return self.active > 2
+
+def batch_rows(
+    stage: Stage, crew: Sequence[int], requests: Sequence[int], tile_rows: int = 0, before: BlockPlan | None = None
+) -> BatchRows:
+    """Return the rows of a batch, and where a stage's plan cuts them.
+
+    Parameters
+    ----------
+    crew
+        As of `stage_parts`.
+    requests
+        How many rows each request of the batch has.
+    tile_rows
+        As in the plan.
+    before
+        As of `stage_parts`.
+    """
+    plans = [*([] if before is None else [before]), *(plan for _, layer in stage.layers for plan in layer)]
+    blocks = [plan.only(crew) for plan in dict.fromkeys(plans)]
+    own = Partition.of_counts(requests)
+    every = Span(0, own.total)
+    shares = {plan.rows: tuple(Partition.of_shares(plan.rows, own.total)) for plan in blocks if plan.rows is not None}
+    # One swap between two moves as much as two steps; and of rows whose numbers share a scale none is cut.
+    wanting, sums = len(set(stage.active) & set(crew)), dict[int, tuple[Span, ...]]()
+    if wanting > 2 and any(plan.norm is StreamLayout.FULL for plan in blocks):
+        sums[wanting] = shared_alike(every, wanting)
+    spans = {span for some in ((every,), *shares.values(), *sums.values()) for span in some if span.size}
+    return BatchRows(tuple(own), shares, {span: tuple(tiles(span, tile_rows)) for span in spans}, sums)
 
 
 def stage_parts(
-    spec: ModelSpec, stage: Stage, crew: Sequence[int], requests: Sequence[int], tile_rows: int = 0, *,
-    some: Span | None = None, lies: StreamLies | None = None, folded: bool = False,
+    spec: ModelSpec, stage: Stage, crew: Sequence[int], rows: BatchRows, *, some: Span | None = None,
+    before: BlockPlan | None = None, folded: bool = False, unfolds: bool = True,
 ) -> StageParts:  # fmt: skip
     """Return the parts of a stage's layers over a batch, as its crew cuts them.
 
@@ -93,31 +116,34 @@ def stage_parts(
     ----------
     crew
         Its devices that run it, by their number in the stage: all that have a share; ranks are numbers in it.
-    requests
-        How many rows each request of the batch has.
-    tile_rows
-        As in the plan.
+    rows
+        As of `batch_rows`, or counted in stretches.
     some
         Its layers, or only some of them.
-    lies
-        How the stream lies before these; None: as the block before leaves it, or as the first block wants it, and all
-        of it on the first who takes part where that wants columns.
+    before
+        The block that leaves the stream before these; None: the one before them, or, of a stage's first ones, it lies
+        as the first block wants it, and all of it on the first who takes part where that wants columns.
     folded
-        Whether layers that are alike stand in it once, with how many they are: for a price.
+        Whether layers that are alike stand in it once, with how many they are.
+    unfolds
+        Whether these are unfolded, then (`solver.schedule.schedule.unfolded`): it takes more of them.
     """
-    own = _Placing(stage, crew, tuple(requests), tile_rows)
-    x = replace(spec.run(stage.span.start).blocks[0].stream, hidden=spec.hidden).value(STREAM, sum(requests))
-    lies = lies or own.before(stage, some, x)
+    own = _Placing(stage, crew, rows)
+    x = replace(spec.run(stage.span.start).blocks[0].stream, hidden=spec.hidden).value(STREAM, rows.count)
+    lies = own.before(stage, some, x) if before is None else own.behind(before, x)
     given, left, layers = {x.name: (x, lies.box(x))}, dict[str, Region](), list[tuple[Span, list[PlacedPart]]]()
     names = dict[str, str]()
-    for span, layer in own.runs(spec, x, lies) if folded else _each(stage, some or stage.span):
+    runs = _each(stage, some or stage.span)
+    if folded:
+        runs = _runs(spec, stage) if unfolds else own.runs(spec, x, lies)
+    for span, layer in runs:
         run, halves, every = spec.run(span.start), stage.part(span.start), list[PlacedPart]()
         for place, (block, plan) in enumerate(zip(run.blocks, layer, strict=True)):
             both = Span(place, place + 1).scaled(HALVES)
             part = halves.intersect(both)
             if not part.size:
                 continue
-            parts, after = _parts(run, span.start, block, own.requests, x)
+            parts, after = _parts(run, span.start, block, rows.lengths, x)
             placed, behind = own.placed(parts, plan, lies), own.behind(plan, after)
             names |= _names(placed, plan, x, lies)
             second = next(number for number, one in enumerate(placed) if one.part.cut)
@@ -132,7 +158,7 @@ def stage_parts(
             every += placed
             x, lies = after, behind
         layers.append((span, every))
-    return StageParts(given, left | {x.name: lies.box(x)}, lies, layers, names, int(own.active.sum()))
+    return StageParts(given, left | {x.name: lies.box(x)}, layers, names, rows)
 
 
 def request_schedule(spec: ModelSpec, plan: Plan, rows: int, *, folded: bool = True) -> tuple[list[int], list[AnyStep]]:
@@ -142,7 +168,8 @@ def request_schedule(spec: ModelSpec, plan: Plan, rows: int, *, folded: bool = T
     """
     (stage,) = plan.stages
     crew = sorted({0, *stage.active})
-    parts = stage_parts(spec, stage, crew, (rows,), plan.tile_rows, folded=folded)
+    own = batch_rows(stage, crew, [rows], plan.tile_rows)
+    parts = stage_parts(spec, stage, crew, own, folded=folded, unfolds=False)
     ((x, lies),) = parts.given.values()
     (last,) = parts.left
     root = some_have(x, [0], len(crew))
@@ -158,8 +185,7 @@ class _Placing:
 
     stage: Stage
     crew: Sequence[int]
-    requests: tuple[int, ...]
-    tile_rows: int
+    rows: BatchRows
 
     @property
     def active(self) -> Spans:
@@ -181,7 +207,7 @@ class _Placing:
         """Return how the stream lies after a block."""
         own = plan.only(self.crew)
         if own.rows is not None:
-            return StreamLies(ROW, _spans(Partition.of_shares(own.rows, sum(self.requests))))
+            return StreamLies(ROW, _spans(self.rows.shares[own.rows]))
         if own.cut is Cut.SUB_BLOCKS:
             assert own.inner is not None
             return StreamLies(HIDDEN, _spans(own.inner) * (x.shape[1] // own.inner.total))
@@ -218,8 +244,8 @@ class _Placing:
         return [*found, self._cut(join, after.axis, after.spans, ahead=True, begins=begins)]
 
     def _cut(self, part: Part, axis: str, spans: Spans, **how: Any) -> PlacedPart:
-        pieces = None if axis == WHOLE else self.tile_rows
-        return PlacedPart(part, axis, spans, widens=axis != WHOLE, **{"tile_rows": pieces, **how})
+        tiled = None if axis == WHOLE else self.rows.tiled
+        return PlacedPart(part, axis, spans, widens=axis != WHOLE, **{"tiles": tiled, **how})
 
     def _by_rows(self, body: Sequence[Part], plan: BlockPlan, rows: Spans) -> Iterator[PlacedPart]:
         """Yield the parts of a block that is cut by rows, but for its join.
@@ -233,7 +259,7 @@ class _Placing:
             if part.writes.name in reach:
                 yield self._cut(part, ROW, rows) if not avoids else PlacedPart(part, WITH_READER, avoids=avoids)
             elif any(value.name in reach for value in part.reads):
-                how: dict[str, Any] = {"tile_rows": None, "as_comes": True, "route": plan.route, "avoids": avoids}
+                how: dict[str, Any] = {"tiles": None, "as_comes": True, "route": plan.route, "avoids": avoids}
                 yield self._cut(part, ROW, rows, **how)
             else:
                 yield PlacedPart(part, WITH_READER)
@@ -260,10 +286,10 @@ class _Placing:
             if x in part.reads:
                 axis, spans = _cut_axis(body, part, tile)
                 route = plan.route if comes else Route.DIRECT
-                yield self._cut(part, axis, spans, tile_rows=None, also=grid, as_comes=comes, route=route)
+                yield self._cut(part, axis, spans, tiles=None, also=grid, as_comes=comes, route=route)
             elif part.cut and plan.cut is Cut.COLUMNS:
                 assert columns is not None
-                yield self._cut(part, HIDDEN, columns, tile_rows=None)
+                yield self._cut(part, HIDDEN, columns, tiles=None)
             elif part.cut and plan.cut is not Cut.TO_ROWS:
                 # It is made in pieces: what it reads is there before.
                 tile_rows = self.tile_rows if len(self.crew) <= MANY else None
@@ -273,7 +299,7 @@ class _Placing:
                 yield PlacedPart(part, WITH_READER)
             else:
                 begins = comes or plan.groups > 1
-                yield self._cut(part, part.kind.axis, inner, tile_rows=None, begins=begins, groups=plan.groups)
+                yield self._cut(part, part.kind.axis, inner, tiles=None, begins=begins, groups=plan.groups)
 
 
 def _parts(run: Run, number: int, block: Block, requests: tuple[int, ...], x: Value) -> tuple[list[Part], Value]:
@@ -327,7 +353,7 @@ def _tiles(plan: BlockPlan) -> tuple[Spans, Spans]:
     return ends[:, :, 0], ends[:, :, 1]
 
 
-def _spans(partition: Partition) -> Spans:
+def _spans(partition: Iterable[Span]) -> Spans:
     return np.array([[(span.start, span.stop) for span in partition]], np.int64)
 
 
@@ -335,3 +361,12 @@ def _each(stage: Stage, some: Span) -> Iterator[tuple[Span, LayerPlan]]:
     for span, layer in stage.layers:
         own = span.intersect(some)
         yield from ((Span(number, number + 1), layer) for number in range(own.start, own.stop))
+
+
+def _runs(spec: ModelSpec, stage: Stage) -> Iterator[tuple[Span, LayerPlan]]:
+    """Yield layers that are alike: the first and the second, then the others together, of which the last is alone."""
+    for start, count, layer in alike(spec, stage):
+        stop = start + count
+        alone = {start, start + 1, start + 2, stop - (stop == stage.span.stop), stop}
+        for one, other in pairwise(sorted(edge for edge in alone if start <= edge <= stop)):
+            yield Span(one, other), layer

@@ -21,9 +21,9 @@ def test_no_number_is_too_small_to_be_normal_or_none(precision, cache):
     bound = session.bound
     found = []
 
-    def kept(inputs, outputs):
+    def kept(inputs, outputs, known):
         held.update(outputs)
-        return bound(inputs, outputs)
+        return bound(inputs, outputs, known)
 
     session.bound = kept
     for rows, behind in ((1, 0), (5, 64)):

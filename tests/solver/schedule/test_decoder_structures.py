@@ -14,7 +14,15 @@ from solver.plan.plan import Wire
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import answer_seconds, answers_seconds, setting_of
 from solver.schedule.decoders.memory import most_memory, rank_memory
-from solver.schedule.decoders.steps import follow_crew, pass_parts, pass_schedule, planned, planned_alike, stages_of
+from solver.schedule.decoders.steps import (
+    follow_crew,
+    pass_parts,
+    pass_rows,
+    pass_schedule,
+    planned,
+    planned_alike,
+    stages_of,
+)
 from solver.schedule.schedule import ComputeStep, ExchangeStep
 from tests.kit.answers import boards
 from tests.kit.decoders import small_model
@@ -76,10 +84,11 @@ def test_plans_of_one_structure_cost_the_same_at_once_as_one_by_one(seed):
 def test_the_steps_of_a_plan_filled_in_for_another_are_its_own(seed):
     first, *others = plans_of_one_structure(seed, 4)
     for rows, chosen in ((1, 1), (40, 1), (40, 0), (5, 5)):
-        parts = pass_parts(MODEL, stages_of(first, rows), rows, chosen, folded=True)
-        kept = planned(parts, first)
+        cuts = pass_rows(MODEL, first, rows, chosen)
+        parts = pass_parts(MODEL, stages_of(first, cuts), rows, cuts.asked, folded=True)
+        kept = planned(parts, first, cuts)
         for plan in others if follow_crew(kept) else ():
-            for filled, own in zip(planned_alike(kept, [plan]), planned(parts, plan), strict=True):
+            for filled, own in zip(planned_alike(kept, [plan]), planned(parts, plan, cuts), strict=True):
                 assert told(filled) == told(own)
 
 
@@ -87,7 +96,7 @@ def test_the_steps_of_a_plan_filled_in_for_another_are_its_own(seed):
 def test_exchanges_follow_from_who_takes_part_but_those_of_contexts(seed):
     plan = next(plans_of_one_structure(seed, 1))
     for rows in (1, 40, 80):
-        steps = pass_schedule(MODEL, plan, rows)
+        steps = pass_schedule(MODEL, plan, pass_rows(MODEL, plan, rows, 1))
         contexts = any(isinstance(step, ExchangeStep) and step.name == "contexts" for step in steps)
 
         assert follow_crew(steps) != contexts

@@ -13,9 +13,9 @@ from solver.model.sublayers import HALVES
 from solver.plan.plan import Keys, Stage, StreamLayout, Wire, layer_by_rows
 from solver.plan.routes import Route
 from solver.schedule.encoders.cost import price, setting
-from solver.schedule.encoders.placing import request_schedule, stage_parts
+from solver.schedule.encoders.placing import batch_rows, request_schedule, stage_parts
 from solver.schedule.regions import box_of
-from solver.schedule.schedule import ComputeStep, ExchangeStep
+from solver.schedule.schedule import ComputeStep, ExchangeStep, unfolded
 from tests import sweeps
 from tests.kit.clusters import pis
 from tests.kit.decoupled import ORIGINALS, random_layers
@@ -91,7 +91,7 @@ class Ranks:
 
 def check(spec, stage, ranks, requests, tile_rows=0):
     """Run a stage's schedule: everybody has what it computes with, and in the end what its last block leaves."""
-    parts = stage_parts(spec, stage, range(ranks), requests, tile_rows)
+    parts = stage_parts(spec, stage, range(ranks), batch_rows(stage, range(ranks), requests, tile_rows))
     here = Ranks(ranks)
     for value, region in parts.given.values():
         here.gives(value, region)
@@ -144,21 +144,42 @@ def test_a_stage_may_begin_and_end_within_a_block(start, stop, norm):
     assert roles[-1] == ("join" if stop % 2 == 0 else "full contexts" if stop % 4 == 1 else "up")
 
 
+def named(steps):
+    """Return what steps are about: an exchange's value, or the parts of a computation and what leaves it."""
+    return [
+        called(step.value.name) if isinstance(step, ExchangeStep)
+        else ([called(own.part.name) for own in step.placed], {called(name) for name in step.leaves})
+        for step, called in steps
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", sweeps.seeds(6, 40))
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_a_folded_schedule_unfolds_to_that_of_every_layer(norm, seed):
+    rng = np.random.default_rng(seed)
+    spec = like(LONG, norm=norm)
+    plan = random_plan(spec, rng, 3)
+
+    rows = batch_rows(plan.stages[0], range(3), BATCH)
+
+    every, folded = (stage_parts(spec, plan.stages[0], range(3), rows, folded=own).steps() for own in (False, True))
+
+    assert named(unfolded(folded)) == named((step, str) for step in every)
+
+
 @pytest.mark.parametrize("seed", sweeps.seeds(4, 20))
 def test_a_layer_alone_does_what_it_does_among_others(seed):
-    """It begins as the one before leaves the stream, whose layout may be given: that of another plan."""
+    """It begins as the one before leaves the stream, which may be said: where that is of another plan."""
     rng = np.random.default_rng(seed)
     stage = random_plan(LONG, rng, 3).stages[0]
-    every = stage_parts(LONG, stage, range(3), BATCH)
-    lies = None
+    rows, before = batch_rows(stage, range(3), BATCH), None
+    every = stage_parts(LONG, stage, range(3), rows)
 
     for number in range(LONG.layers):
-        alone = stage_parts(LONG, stage, range(3), BATCH, some=Span(number, number + 1), lies=lies)
+        alone = stage_parts(LONG, stage, range(3), rows, some=Span(number, number + 1), before=before)
         (_, parts), (_, others) = alone.layers[0], every.layers[number]
         assert [(own.part.role, own.axis) for own in parts] == [(own.part.role, own.axis) for own in others]
-        lies = alone.lies
-
-    assert lies.axis == every.lies.axis
+        *_, before = stage.layer(number)
 
 
 def bytes_of(spec, plan, rows):

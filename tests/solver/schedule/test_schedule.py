@@ -11,7 +11,7 @@ from solver.base.spans import Partition, Span
 from solver.model.kinds.part import FFN, HEAD, ROW, WORD, Value
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.plan.layout import moves
-from solver.schedule.decoders.steps import pass_schedule
+from solver.schedule.decoders import steps
 from solver.schedule.places import by_sockets
 from solver.schedule.regions import some_have
 from solver.schedule.schedule import ComputeStep, ExchangeStep, unfolded
@@ -37,6 +37,11 @@ def plan(*, rows=(), stages=1, layers=4, heads=(3, 0, 5), columns=(64, 64, 0), w
     made = tuple(DecoderStage(Span(*ends), shares(heads, columns), rows, **cuts) for ends in pairwise(edges))
     names = ("a", "b", "c")
     return DecoderPlan("x", names, made, Partition.of_counts(words), context=64, rows_from=8 * bool(rows))
+
+
+def pass_schedule(model, plan, rows, chosen=1, **folded):
+    """Return what ranks do in a pass of rows, of which the last `chosen` are asked for."""
+    return steps.pass_schedule(model, plan, steps.pass_rows(model, plan, rows, chosen), **folded)
 
 
 def told(steps):
@@ -216,8 +221,9 @@ def test_few_rows_go_by_sockets_where_these_hold_their_messages():
     def bringing(rows, words):
         value = Value("logits", (ROW, WORD), (rows, words))
         have, want = (some_have(value, [rank], 2) for rank in (0, 1))
-        return ExchangeStep("logits", value, (have,), want)
+        has, wants = ExchangeStep("logits", value, (have,), want).layouts()
+        return wants, moves(has, wants)
 
-    assert by_sockets(bringing(7, 9000))
-    assert not by_sockets(bringing(8, 9))
-    assert not by_sockets(bringing(1, 70000))
+    assert by_sockets(*bringing(7, 9000))
+    assert not by_sockets(*bringing(8, 9))
+    assert not by_sockets(*bringing(1, 70000))
