@@ -292,9 +292,8 @@ class _Placing:
                 yield self._cut(part, HIDDEN, columns, tiles=None)
             elif part.cut and plan.cut is not Cut.TO_ROWS:
                 # It is made in pieces: what it reads is there before.
-                tile_rows = self.tile_rows if len(self.crew) <= MANY else None
-                begins = len(self.crew) > 1
-                yield self._cut(part, part.kind.axis, tile, begins=begins, also=grid, tile_rows=tile_rows)
+                few: dict[str, Any] = {} if len(self.crew) <= MANY else {"tiles": None}
+                yield self._cut(part, part.kind.axis, tile, begins=len(self.crew) > 1, also=grid, **few)
             elif part.cut or any(part.writes in reader.reads and not reader.cut for reader in body):
                 yield PlacedPart(part, WITH_READER)
             else:

@@ -42,7 +42,7 @@ from solver.plan.plan import (
     layer_by_rows,
 )
 from solver.schedule.encoders.cost import price, setting
-from solver.schedule.encoders.placing import stage_parts
+from solver.schedule.encoders.placing import batch_rows, stage_parts
 from solver.schedule.encoders.pricing import block_seconds
 from solver.schedule.encoders.setting import Setting
 from solver.schedule.encoders.turn_costs import priced_turns
@@ -325,7 +325,8 @@ def _replica(s: Setting, cluster: Cluster, plan: Plan, stages: tuple[Stage, ...]
 def _layers(s: Setting, cluster: Cluster, plan: Plan, stage: Stage, ranks: tuple[int, ...]) -> Price:
     """Price a stage's layers on a cluster of their own, from its rows' being there until they are computed."""
     own = setting(s.spec, cluster.only(ranks), s.rows, plan.wire.within)
-    parts = stage_parts(s.spec, stage, stage.active, (s.rows,), plan.tile_rows, folded=True)
+    rows = batch_rows(stage, stage.active, [s.rows], plan.tile_rows)
+    parts = stage_parts(s.spec, stage, stage.active, rows, folded=True, unfolds=False)
     return Price(priced_turns(own, stage.active, parts.steps(), stage.span.start), ())
 
 
