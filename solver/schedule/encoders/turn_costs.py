@@ -18,6 +18,7 @@ import numpy as np
 from solver.base.spans import Span
 from solver.cluster.curves import Bank, Floats, Kernel
 from solver.model.kinds.attention import FULL_CONTEXTS, FULL_KEYS
+from solver.model.kinds.join import JOINED
 from solver.model.kinds.norm import NORM
 from solver.model.kinds.part import HIDDEN, ROW, Part, Region, TensorUse
 from solver.model.spec import ImageInput
@@ -168,7 +169,7 @@ def _one_by_one_first(turns: Iterable[ClockTurn]) -> Iterator[ClockTurn]:
         for first, often in [*((number, 1) for number in range(alone)), (alone, repeats - alone)]:
             for turn in every:
                 start = turn.layers.start + first
-                layers = Span(start, start + often) if turn.layers.size else turn.layers
+                layers = Span(start, start + often) if turn.layers.size and repeats > 1 else turn.layers
                 yield replace(turn, layers=layers, repeats=often)
 
 
@@ -177,14 +178,15 @@ class _Before:
 
     def __init__(self, devices: int) -> None:
         self.pieces, self.names = np.zeros((1, devices)), list[str]()
-        self.last: ComputeStep | None = None
+        self.layers = Span(0, 0)
 
     def add(self, step: ComputeStep, names: Sequence[str], pieces: Floats) -> None:
         """Add one."""
         self.pieces = np.concatenate([self.pieces.sum(0, keepdims=True) + pieces[:1], pieces[1:]])
         if self.names[-len(names) :] != names:  # else it is a layer like the one before
             self.names += names
-        self.last = step
+        own = step.layers
+        self.layers = Span(self.layers.start, own.stop) if self.layers.size and own.size else own
 
 
 def priced_turns(s: Setting, crew: Sequence[int], steps: Sequence[AnyStep], first: int = 0) -> tuple[PricedStep, ...]:
@@ -253,8 +255,8 @@ class _Costs:
             before.add(step, roles, made.pieces)
         if exchanges:
             yield self._turn(before, exchanges, None, ())
-        elif before.last is not None and before.pieces.any():
-            yield ClockTurn((before.pieces,), "", tuple(before.names), before.last.layers)
+        elif before.pieces.any():
+            yield ClockTurn((before.pieces,), "", tuple(before.names), before.layers)
 
     def computed(self, step: ComputeStep, exchange: ExchangeStep | None) -> Computed:
         """Return what a computation takes, after an exchange.
@@ -298,7 +300,10 @@ class _Costs:
         after = decode + add if adds else np.zeros(self.s.devices)
         handled = Messages(moved, messages if adds else messages + decode, after, working, routed)
         name = SPREAD_SUMS if first.name == REDUCE and not before.names and not first.partial else first.name
-        return ClockTurn((pieces, handled), name, (*before.names, *meanwhile), first.layers, first.repeats)
+        block = _block(first.value.name)
+        layers = first.layers if block or not first.run.size else first.run  # of the stream: those that ask for it
+        names, beside = tuple(before.names), tuple(meanwhile)
+        return ClockTurn((pieces, handled), name, names, layers, first.repeats, block, beside)
 
     def _embedding(self) -> Floats:
         """Return the seconds in which rank 0 embeds; also where it takes no part in the layers."""
@@ -358,6 +363,12 @@ def _routed(moved: Floats, route: Route) -> Exchange:
     """Return an exchange in which others pass on what its owners would send to all."""
     blocks, tiles = moved.sum(0).max(1), (moved > 0).any(2).sum(0).astype(float)
     return gather(blocks, moved.sum((0, 1)) > 0, tiles, route)
+
+
+def _block(value: str) -> str:
+    """Return the kind of block within which a value is, if it is within one: of `layers/N/KIND/…`, or of sub-blocks."""
+    kinds = [word for word in value.split("/")[1:] if not word.isdigit()]
+    return "" if not kinds or kinds[-1] == JOINED else kinds[0]
 
 
 def _names(step: ComputeStep) -> list[str]:
