@@ -102,12 +102,15 @@ class Places:
             free += [self.memory[name] for name in last]
 
     def _taken(self, free: list[int], size: int) -> int:
-        """Return a memory for so many numbers: the least free one that has as many, or the largest, which grows."""
+        """Return a memory for so many numbers: the least free one that has as many, or the largest, which grows.
+
+        Of equal ones the first: so places of alike layers lie in the same ones again after few layers.
+        """
         if not free:
             self.sizes.append(size)
             return len(self.sizes) - 1
         enough = [number for number in free if self.sizes[number] >= size]
-        found = min(enough, key=self.sizes.__getitem__) if enough else max(free, key=self.sizes.__getitem__)
+        found = min(enough, key=lambda own: (self.sizes[own], own)) if enough else max(free, key=self.sizes.__getitem__)
         free.remove(found)
         self.sizes[found] = max(self.sizes[found], size)
         return found
