@@ -29,7 +29,7 @@ from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
 from solver.model.kinds.attention import FULL_CONTEXTS, FULL_KEYS, Attention
 from solver.model.kinds.join import Join
-from solver.model.kinds.part import HEAD, HIDDEN, KV, NUMBER, ROW, Part, RankRegion, Value
+from solver.model.kinds.part import HEAD, HIDDEN, KV, NUMBER, ROW, Part, RankRegion, Spans, Value
 from solver.model.spec import ModelSpec
 from solver.plan.layout import Box
 from solver.plan.plan import BlockPlan, Plan, Stage
@@ -59,6 +59,44 @@ def by_rows(array: Array) -> Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Ref:
+    """Rows of a place that lie side by side.
+
+    Parameters
+    ----------
+    place
+        Which of those that a step uses; negative: an array of the step's own.
+    rows, start
+        In stretches: which rows, and with which the place begins.
+    width
+        Columns of a row.
+    """
+
+    place: int
+    rows: Span
+    start: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recipe:
+    """Parts of which there is one graph, or contexts, all of whose arrays are rows side by side.
+
+    Parameters
+    ----------
+    part, region, roles
+        The first of them, this rank's region of it in stretches, and the roles of all.
+    refs
+        What comes out; what goes in; of contexts then keys and values, of a join what it adds to.
+    """
+
+    part: Part
+    region: RankRegion
+    roles: Roles
+    refs: tuple[Ref, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class OwnStage:
     """A rank's part in layers of batches whose rows are cut alike, which are counted in stretches; found once for all.
 
@@ -70,14 +108,15 @@ class OwnStage:
         The boxes of values with which it begins, and ends.
     places
         Where values lie.
-    alikes, kinds, named
-        As of `alike` and `blocks`, of steps that have been asked for.
+    known, alikes, kinds, named
+        As of `recipes`, `alike` and `blocks`, of steps that have been asked for.
     """
 
     every: Sequence[tuple[OwnStep, Called]]
     given: Used
     left: Used
     places: Places
+    known: dict[tuple[OwnCompute, tuple[object, ...]], Sequence[Recipe] | None] = field(default_factory=dict)
     alikes: dict[OwnCompute, int] = field(default_factory=dict)
     kinds: dict[tuple[object, ...], int] = field(default_factory=dict)
     named: dict[tuple[OwnCompute, Called], Sequence[str]] = field(default_factory=dict)
@@ -99,6 +138,50 @@ class OwnStage:
             names = dict.fromkeys(_block(_named(called(part.name), number)) for number, part in first)
             self.named[step, called] = tuple(names)
         return self.named[step, called]
+
+    def recipes(
+        self, step: OwnCompute, called: Called, graphs: tuple[object, ...], kernels: Mapping[str, BlockKernels]
+    ) -> Sequence[Recipe] | None:
+        """Return which arrays a step's graphs take, where all lie in rows side by side; None: some do not."""
+        if (step, graphs) not in self.known:
+            self.known[step, graphs] = self._recipes(step, called, kernels)
+        return self.known[step, graphs]
+
+    def _recipes(
+        self, step: OwnCompute, called: Called, kernels: Mapping[str, BlockKernels]
+    ) -> Sequence[Recipe] | None:
+        if any(_sub_block(part, region) is not None for part, region in step.run):
+            return None
+        lies = {name: number for number, name in enumerate(step.reads)}
+        lies |= {name: len(step.reads) + number for number, (_, name, _) in enumerate(step.written)}
+        hulls = [self.places.boxes[called(name)] for name, _ in step.used]
+        own: dict[str, tuple[int, Box]] = {}  # of values that are read within the step alone
+
+        def ref(value: Value, region: RankRegion) -> Ref | None:
+            box = box_of(value, region)
+            if value.name in lies:
+                place, hull = lies[value.name], hulls[lies[value.name]]
+            else:
+                place, hull = own.setdefault(value.name, (-1 - len(own), box))
+            if box.spans[1:] != hull.spans[1:]:
+                return None
+            return Ref(place, box.spans[0], hull.spans[0].start, math.prod(box.shape[1:]))
+
+        found: list[Recipe] = []
+        for start, roles, avoids in grouped(step.run, lambda name: kernels[_block(called(name))]):
+            (first, begins), (last, ends) = step.run[start], step.run[start + len(roles) - 1]
+            refs = [ref(last.writes, ends), ref(first.reads[0 if first.role == FULL_CONTEXTS else -1], begins)]
+            if first.role == FULL_CONTEXTS:
+                keys = first.reads[1]
+                (seen,) = first.needs({axis: _spans_of(span) for axis, span in begins.items()})[keys.name][ROW].tolist()
+                assert isinstance(first.kind, Attention)
+                refs.append(ref(keys, {ROW: Span(*seen), KV: first.kind.kv_span(begins[HEAD])}))
+            elif last.role == Join.name:
+                refs.append(ref(last.reads[0], ends))
+            if avoids or None in refs:
+                return None
+            found.append(Recipe(first, begins, roles, tuple(own for own in refs if own is not None)))
+        return found
 
     @classmethod
     def of(cls, parts: StageParts, rank: int) -> OwnStage:
@@ -145,6 +228,7 @@ class EncoderProgram(Compiled):
         self._kernels, self._batch, self._within, self._backend = kernels, batch, coding, backend
         self._own, self._stretches = own, stretches
         self._scratch: dict[tuple[int, int], Array] = {}
+        self._views: dict[tuple[int, int, int, int], Array] = {}  # by where they lie
         self._values: Known = {}
         self._known: dict[tuple[object, ...], Sequence[Made]] = {}
         super().__init__(own.every, own.places.stretched(stretches), group)
@@ -192,17 +276,67 @@ class EncoderProgram(Compiled):
         self, step: OwnStep, called: Called, comes: RankExchange | None
     ) -> Iterator[tuple[str, CompiledCall]]:
         assert isinstance(step, OwnCompute)
-        if step.run:
-            for number, sub_block, make in self._made(step, called, comes):
-                block = _block(_named(called(step.run[number][0].name), sub_block))
-                _, layer, *_, kind = block.split("/")
-                yield from ((f"layer {layer} {kind}", call) for call in make(self._kernels[block]))
-        elif comes is not None:
-            yield "", comes.finish
-
-    def _made(self, step: OwnCompute, called: Called, comes: RankExchange | None) -> Sequence[Made]:
-        """Return what makes the calls of a step; it is the same for alike ones, where values lie in the same places."""
+        if not step.run:
+            return iter([("", comes.finish)] if comes is not None else [])
         graphs = tuple(self._kernels[name].kind for name in self._own.blocks(step, called))
+        recipes = None if comes is not None else self._own.recipes(step, called, graphs, self._kernels)
+        if recipes is not None:
+            return self._by_recipe(recipes, step, called)
+        return self._found(step, called, graphs, comes)
+
+    def _by_recipe(
+        self, recipes: Sequence[Recipe], step: OwnCompute, called: Called
+    ) -> Iterator[tuple[str, CompiledCall]]:
+        """Yield the calls of a step whose arrays are rows side by side."""
+        memory = [self._places.memory[called(name)] for name, _ in step.used]
+        for recipe in recipes:
+            block = _block(called(recipe.part.name))
+            arrays = [self._view(ref, memory) for ref in recipe.refs]
+            if arrays[0].size:
+                _, layer, *_, kind = block.split("/")
+                yield f"layer {layer} {kind}", self._call(recipe, self._kernels[block], arrays)
+
+    def _call(self, recipe: Recipe, kernels: BlockKernels, arrays: Sequence[Array]) -> CompiledCall:
+        out, x, *others = arrays
+        if recipe.roles != (FULL_CONTEXTS,):
+            return kernels.graphs[recipe.roles].bound(x, out, *(others or (None,)), self._values)
+        attention, (kv,) = recipe.part.kind, others
+        assert isinstance(attention, Attention)
+        rows, both = self._stretches.rows(recipe.region[ROW]), kv.reshape(len(kv), 2, -1, copy=False)
+        pieces = self._batch.pieces(rows, self._batch.keys_of(rows))
+        attend = attending(self._backend, added_to(kernels, self._batch, rows, recipe.region[HEAD]))
+        return partial(attend, x, both[:, 0], both[:, 1], pieces, attention.head_dim, out=out)
+
+    def _view(self, ref: Ref, memory: Sequence[int]) -> Array:
+        """Return some rows of a place, or of an array of the step's own."""
+        edges = self._stretches.edges
+        first, last = edges[ref.rows.start] - edges[ref.start], edges[ref.rows.stop] - edges[ref.start]
+        which = memory[ref.place] if ref.place >= 0 else ref.place
+        key = which, first, last, ref.width
+        if key not in self._views:
+            array = self._memory.arrays[which] if which >= 0 else self.scratch(-which, (last - first) * ref.width)
+            self._views[key] = array[first * ref.width : last * ref.width].reshape(last - first, ref.width, copy=False)
+        return self._views[key]
+
+    def scratch(self, number: int, size: int) -> Array:
+        """Return one of the arrays for what is read within a step alone."""
+        if (number, size) not in self._scratch:
+            self._scratch[number, size] = np.empty(size, np.float32)
+        return self._scratch[number, size]
+
+    def _found(
+        self, step: OwnCompute, called: Called, graphs: tuple[object, ...], comes: RankExchange | None
+    ) -> Iterator[tuple[str, CompiledCall]]:
+        """Yield the calls of any step."""
+        for number, sub_block, make in self._made(step, called, graphs, comes):
+            block = _block(_named(called(step.run[number][0].name), sub_block))
+            _, layer, *_, kind = block.split("/")
+            yield from ((f"layer {layer} {kind}", call) for call in make(self._kernels[block]))
+
+    def _made(
+        self, step: OwnCompute, called: Called, graphs: tuple[object, ...], comes: RankExchange | None
+    ) -> Sequence[Made]:
+        """Return what makes the calls of a step; it is the same for alike ones, where values lie in the same places."""
         key = self._own.alike(step), graphs, comes, *(self._places.lies(called(name)) for name, _ in step.used)
         if key not in self._known:
             lies = {name: self._lying(called(name), box) for name, box in step.reads.items()}
@@ -355,20 +489,14 @@ class Binding:
 
     def units(self, run: Sequence[tuple[Part, RankRegion]], kernels_of: Callable[[str], BlockKernels]) -> list[Unit]:
         """Return what a rank computes, graph by graph; of sub-blocks one by one."""
-        names, start, found = [_block(part.name) for part, _ in run], 0, list[Unit]()
-        while start < len(run):
-            name, (part, region) = names[start], run[start]
-            sub_blocks: Sequence[int | None] = [None]
-            if (least := _sub_block(part, region)) is not None:
-                sub_blocks = range(least, region[HIDDEN].stop // part.stream.hidden)
-            kernels = kernels_of(_named(part.name, sub_blocks[0]))
-            roles = tuple(part.role for (part, _), own in zip(run[start:], names[start:], strict=True) if own == name)
-            count = next((end for end in range(len(roles), 0, -1) if roles[:end] in kernels.graphs), 1)
-            some = tuple(run[start : start + count])
-            for sub_block in sub_blocks:
-                parts = some if sub_block is None else self._of_sub_block(some, sub_block)
-                found.append(Unit(start, sub_block, roles[:count], parts, kernels.avoided is not None))
-            start += count
+        found: list[Unit] = []
+        for start, roles, avoids in grouped(run, kernels_of):
+            some, (part, region) = tuple(run[start : start + len(roles)]), run[start]
+            if (least := _sub_block(part, region)) is None:
+                found.append(Unit(start, None, roles, some, avoids))
+                continue
+            for sub_block in range(least, region[HIDDEN].stop // part.stream.hidden):
+                found.append(Unit(start, sub_block, roles, self._of_sub_block(some, sub_block), avoids))
         return found
 
     def _of_sub_block(self, run: RankRun, number: int) -> RankRun:
@@ -449,7 +577,7 @@ class Binding:
             x = by_rows(self._some(self.read[keys.name], {ROW: seen}))
 
             def avoiding(kernels: BlockKernels) -> Iterable[CompiledCall]:
-                added = self._added(kernels, rows, heads)
+                added = added_to(kernels, self.batch, rows, heads)
                 assert kernels.avoided is not None
                 attend = partial(numpy_kernels.attend_without_keys, q, x, kernels.avoided, pieces, d, added, y)
                 return attend, *after
@@ -458,7 +586,7 @@ class Binding:
         k, v = self._keys_and_values(part, seen, heads)
 
         def make(kernels: BlockKernels) -> Iterable[CompiledCall]:
-            attend = self._attend(self._added(kernels, rows, heads))
+            attend = attending(self.backend, added_to(kernels, self.batch, rows, heads))
             return partial(attend, q, k, v, pieces, d, out=y), *after
 
         return make
@@ -472,32 +600,20 @@ class Binding:
         q, y = by_rows(self._some(part.reads[0], region)), by_rows(self._out(part.writes, region))
 
         def make(kernels: BlockKernels) -> Iterable[CompiledCall]:
-            contexts = PartialContexts(q, k, v, y, seen, pieces, d, self._added(kernels, rows, heads), self.backend)
+            contexts = PartialContexts(
+                q, k, v, y, seen, pieces, d, added_to(kernels, self.batch, rows, heads), self.backend
+            )
             first = [partial(contexts.take, some) for some in here]
             arriving = {box: [partial(contexts.take, box.spans[0])] for box in exchange.coming}
             return [partial(_run_arriving, first, exchange, arriving, [contexts.merge])]
 
         return make
 
-    def _attend(self, added: Sequence[Array]) -> Attend:
-        """Return what attends to all keys at once; where something is added to scores, as numpy does it."""
-        return partial(numpy_kernels.attend, added=added) if added else self.backend.attend
-
     def _keys_and_values(self, part: Part, seen: Span, heads: Span) -> tuple[Array, Array]:
         """Return the keys, and the values, that heads see of some rows; [keys, columns] each."""
         assert isinstance(part.kind, Attention)
         both = self._some(part.reads[1], {ROW: seen, KV: part.kind.kv_span(heads)})
         return by_rows(both[:, 0]), by_rows(both[:, 1])
-
-    def _added(self, kernels: BlockKernels, rows: Span, heads: Span) -> Sequence[Array]:
-        """Return what distances add to the scores, request by request [heads, rows, keys]; mostly nothing."""
-        if kernels.relative is None:
-            return ()
-        requests = [request for request in self.batch.requests if request.intersect(rows).size]
-        return [
-            kernels.relative.between(heads, own, Span(0, request.size))
-            for own, request in zip(self.batch.places(rows), requests, strict=True)
-        ]
 
     def _some(self, value: Value, region: RankRegion) -> Array:
         """Return what a region reads of a value."""
@@ -533,6 +649,37 @@ def _make_room(kept: dict[tuple[object, ...], Any], most: int) -> None:
         del kept[next(iter(kept))]
 
 
+def attending(backend: Backend, added: Sequence[Array]) -> Attend:
+    """Return what attends to all keys at once; where something is added to scores, as numpy does it."""
+    return partial(numpy_kernels.attend, added=added) if added else backend.attend
+
+
+def added_to(kernels: BlockKernels, batch: Batch, rows: Span, heads: Span) -> Sequence[Array]:
+    """Return what distances add to the scores, request by request [heads, rows, keys]; mostly nothing."""
+    if kernels.relative is None:
+        return ()
+    requests = [request for request in batch.requests if request.intersect(rows).size]
+    return [
+        kernels.relative.between(heads, own, Span(0, request.size))
+        for own, request in zip(batch.places(rows), requests, strict=True)
+    ]
+
+
+def grouped(
+    run: Sequence[tuple[Part, RankRegion]], kernels_of: Callable[[str], BlockKernels]
+) -> Iterator[tuple[int, Roles, bool]]:
+    """Yield which parts of a run have one graph: the first, their roles; and whether keys and values are avoided."""
+    names, start = [_block(part.name) for part, _ in run], 0
+    while start < len(run):
+        part, region = run[start]
+        kernels = kernels_of(_named(part.name, _sub_block(part, region)))
+        same = (own.role for (own, _), name in zip(run[start:], names[start:], strict=True) if name == names[start])
+        roles = tuple(same)
+        count = next((end for end in range(len(roles), 0, -1) if roles[:end] in kernels.graphs), 1)
+        yield start, roles[:count], kernels.avoided is not None
+        start += count
+
+
 def _block(name: str) -> str:
     """Return the name of a part's block, by its own: `layers/N/…`, or of a sub-block `layers/N/M/…`."""
     words = name.split("/")
@@ -548,6 +695,10 @@ def _named(name: str, sub_block: int | None) -> str:
 def _sub_block(part: Part, region: RankRegion) -> int | None:
     """Return the first sub-block of which a rank computes a part; None: it is of none."""
     return region[HIDDEN].start // part.stream.hidden if part.name.split("/")[2].isdigit() else None
+
+
+def _spans_of(span: Span) -> Spans:
+    return np.array([[span.start, span.stop]])
 
 
 def _nothing(kernels: BlockKernels) -> Iterable[CompiledCall]:
