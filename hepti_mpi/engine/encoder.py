@@ -66,15 +66,15 @@ class Ref:
     ----------
     place
         Which of those that a step uses; negative: an array of the step's own.
-    rows, start
-        In stretches: which rows, and with which the place begins.
+    rows, whole
+        In stretches: which rows, and all of the place.
     width
         Columns of a row.
     """
 
     place: int
     rows: Span
-    start: int
+    whole: Span
     width: int
 
 
@@ -165,7 +165,7 @@ class OwnStage:
                 place, hull = own.setdefault(value.name, (-1 - len(own), box))
             if box.spans[1:] != hull.spans[1:]:
                 return None
-            return Ref(place, box.spans[0], hull.spans[0].start, math.prod(box.shape[1:]))
+            return Ref(place, box.spans[0], hull.spans[0], math.prod(box.shape[1:]))
 
         found: list[Recipe] = []
         for start, roles, avoids in grouped(step.run, lambda name: kernels[_block(called(name))]):
@@ -310,11 +310,12 @@ class EncoderProgram(Compiled):
     def _view(self, ref: Ref, memory: Sequence[int]) -> Array:
         """Return some rows of a place, or of an array of the step's own."""
         edges = self._stretches.edges
-        first, last = edges[ref.rows.start] - edges[ref.start], edges[ref.rows.stop] - edges[ref.start]
+        start, stop = edges[ref.whole.start], edges[ref.whole.stop]
+        first, last = edges[ref.rows.start] - start, edges[ref.rows.stop] - start
         which = memory[ref.place] if ref.place >= 0 else ref.place
         key = which, first, last, ref.width
         if key not in self._views:
-            array = self._memory.arrays[which] if which >= 0 else self.scratch(-which, (last - first) * ref.width)
+            array = self._memory.arrays[which] if which >= 0 else self.scratch(-which, (stop - start) * ref.width)
             self._views[key] = array[first * ref.width : last * ref.width].reshape(last - first, ref.width, copy=False)
         return self._views[key]
 
