@@ -4,7 +4,7 @@ Ranks do not wait for all others: each goes on when it has what it needs. Rank i
 all pieces at r_i. It sends rank j the bytes m_ijk of piece k, over a link of bandwidth B_i and latency L, narrow pairs'
 B_ij and L_ij; it handles what it sends in h_i seconds, what comes in g_i. Then
 
-    o_ik = max(o_i,k-1, t_ik) + sum_j m_ijk / B_i        when its link has sent the pieces up to k; of those it sends
+    o_ik = max(o_i,k-1, t_ik) + sum_j m_ijk / B_i        when its link has sent the pieces up to k, and all before
     n_ij = min_k t_ik + sum_k m_ijk / B_ij + L_ij        and a narrow pair everything
     a_ij = max(o_iK + L, n_ij)                           when j has all from i; K is the last piece that goes to j
     f_j  = min_i t_i1 + sum_ik m_ijk / B_j + L           when j's own link has taken all: what arrives last, not before
@@ -12,10 +12,12 @@ B_ij and L_ij; it handles what it sends in h_i seconds, what comes in g_i. Then
     w_j  = b_j - r_j - h_j                               how long it has waited
     e_j  = b_j + g_j + max(c_j - min(R_j, w_j / 2), c_j / 2)
 
-and at e_j it has computed what takes it c_j seconds. Moments vary, with the scale s of the devices' jitter
-(`Machine.late_scale`), and the latest of several is expected later than the latest mean (`timing.lateness`); where none
-vary, b_j is that. Who has waited computes faster for a moment, by its rest R_j at most. Both are those of steps of
-`timing.UNREST_S`; of a language model's shorter ones they are as much smaller (`turns`).
+and at e_j it has computed what takes it c_j seconds. Where it computes with what comes as that comes, w_ij seconds with
+what comes from i, it goes on at s log sum exp of r_j + h_j + sum_i w_ij and a_ij + w_ij: it has done so with all else.
+What is passed on by a route comes as `solver.schedule.exchange` says. Moments vary, with the scale s of the devices'
+jitter (`Machine.late_scale`), and the latest of several is expected later than the latest mean (`timing.lateness`);
+where none vary, b_j is that. Who has waited computes faster for a moment, by its rest R_j at most. Both are those of
+steps of `timing.UNREST_S`; of a language model's shorter ones they are as much smaller (`turns`).
 
 Arrays are [..., p], of messages [..., pieces, p, p]. Who sends and computes what, and in which order, the turns of a
 schedule say (`solver.schedule.turns`).
@@ -96,6 +98,11 @@ class Messages:
     working: Floats | None = None
     routed: Exchange | None = None
 
+    @property
+    def worked(self) -> Floats | float:
+        """The seconds in which every rank computes with what it has from each, [..., p]."""
+        return 0.0 if self.working is None else self.working.sum(-2)
+
     @cached_property
     def leaving(self) -> Floats:
         """Bytes that every rank sends of its pieces, [..., pieces, p]."""
@@ -145,7 +152,7 @@ def exchanged(machine: Machine, now: Moment, messages: Messages, unrest: Floats 
     done = now.ready + messages.sending
     moments = np.where(_same(machine.devices), done[..., None, :], np.where(arrival > 0, arrival, -np.inf))
     if messages.working is not None:
-        done = done + messages.working.sum(-2)
+        done = done + messages.worked
         moments = np.where(_same(machine.devices), done[..., None, :], moments + messages.working)
     begin = _latest(_late_scale(machine), unrest, moments)
     return Moment(begin + messages.taking, now.computed_at, begin - done, sent_at)
@@ -191,7 +198,7 @@ def _arrivals(network: Network, messages: Messages, computed_at: Floats, sent_at
     if messages.routed is not None:
         return _by_route(network, messages.routed, computed_at, sent_at)
     moved, sent, received = messages.moved, messages.leaving, messages.received
-    out = sent_at
+    computed_at, out = np.maximum(computed_at, sent_at[..., None, :]), sent_at
     arrival = np.zeros((*received.shape, received.shape[-1]))
     for number in range(moved.shape[-3]):
         own, at = sent[..., number, :], computed_at[..., number, :]

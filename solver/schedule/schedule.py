@@ -420,7 +420,10 @@ class _Builder:
             run, made = self._when(last)
             pieces = _in_pieces(live, then or {}, self._sums) if all(own.widens for own in placed) else None
             comes = self._comes(needs) if placed[0].as_comes else ""
-            self.steps.append(ComputeStep(tuple(own for own, _ in runs), leaves, pieces, comes, run=run, layers=made))
+            step = ComputeStep(tuple(own for own, _ in runs), leaves, pieces, comes, run=run, layers=made)
+            if pieces is None:
+                step.__dict__["walked"] = runs, needs  # it is known
+            self.steps.append(step)
             for name, some in (pieces or {}).items():
                 self.pieces[name] = tuple(_piece(some, piece) for piece in range(len(next(iter(some.values())))))
         for own in live:

@@ -60,8 +60,8 @@ class ClockTurn:
 
     @property
     def compute_s(self) -> Floats:
-        """The CPU seconds of every rank, [..., p]: of computations, and of handling messages."""
-        handled = (messages.sending + messages.taking for messages in self.messages)
+        """The CPU seconds of every rank, [..., p]: of computations, also as it comes, and of handling messages."""
+        handled = (messages.sending + messages.taking + messages.worked for messages in self.messages)
         return np.asarray(sum((part.sum(-2) for part in self.computed), sum(handled)))
 
 

@@ -21,10 +21,12 @@ from solver.model.sublayers import HALVES
 from solver.model.work import Work
 from solver.plan.holdings import alike, weights_bytes
 from solver.plan.plan import BlockPlan, Keys, LayerPlan, Plan, Prediction, Wire
+from solver.schedule.encoders.placing import request_schedule
 from solver.schedule.encoders.pricing import Pricer
 from solver.schedule.encoders.request import CutBlock, LayerRun, request_steps
 from solver.schedule.encoders.setting import Setting
 from solver.schedule.encoders.steps import block_steps
+from solver.schedule.encoders.turn_costs import priced_turns, seconds_of_turns
 from solver.schedule.exchange import Mask
 from solver.schedule.price import Price, PricedStep
 from solver.schedule.timing import Machine, TimedStep, Values, step_times
@@ -62,9 +64,33 @@ def plan_seconds(s: Setting, plan: Plan) -> float:
     return Price(_priced_steps(s, plan), ()).seconds
 
 
-def _priced_steps(s: Setting, plan: Plan, behind: int = 0) -> tuple[PricedStep, ...]:
+def schedule_price(s: Setting, plan: Plan) -> tuple[PricedStep, ...]:
+    """Return the turns of a request under a plan by the clocks of ranks, those of layers alike as one.
+
+    Raises
+    ------
+    HeptiError
+        As in `price`.
+    """
+    check_in_one(plan)
+    crew, steps = request_schedule(s.spec, plan, s.rows)
+    return priced_turns(replace(s, wire=plan.wire), crew, steps, plan.stages[0].span.start)
+
+
+def schedule_seconds(s: Setting, plan: Plan) -> float:
+    """Return the seconds of a request by the clocks of ranks; errors as in `price`."""
+    check_in_one(plan)
+    return seconds_of_turns(replace(s, wire=plan.wire), *request_schedule(s.spec, plan, s.rows))
+
+
+def check_in_one(plan: Plan) -> None:
+    """Refuse a plan of several stages, or of one that has not all devices."""
     if not plan.in_one:
         raise HeptiError(f"the plan has {len(plan.stages)} stages, or not all devices in one: price it as a pipeline")
+
+
+def _priced_steps(s: Setting, plan: Plan, behind: int = 0) -> tuple[PricedStep, ...]:
+    check_in_one(plan)
     s = replace(s, wire=plan.wire, tile_rows=plan.tile_rows)
     active = np.isin(np.arange(s.devices), plan.stages[0].active)
     return tuple(

@@ -17,23 +17,26 @@ import numpy as np
 from solver.base.spans import Partition, Span, tiles
 from solver.model.blocks import Block, Cut
 from solver.model.kinds.norm import NORM
-from solver.model.kinds.part import HIDDEN, ROW, WHOLE, Part, Region, Spans, Value, whole
+from solver.model.kinds.part import HIDDEN, PAIR, ROW, WHOLE, Part, Region, Spans, Value, whole
 from solver.model.layers import in_sub_blocks, over_tiles, parts_of_blocks
 from solver.model.spec import ModelSpec, Run, layer_prefixes
 from solver.model.sublayers import HALVES
 from solver.plan.holdings import alike
 from solver.plan.plan import BlockPlan, Keys, LayerPlan, Plan, Stage, StreamLayout
 from solver.plan.routes import Route
-from solver.schedule.regions import some_have, taking, within
+from solver.schedule.regions import some_have, taking
 from solver.schedule.schedule import WITH_READER, AnyStep, ComputeStep, ExchangeStep, PlacedPart, schedule
 from solver.schedule.stretches import BatchRows, shared_alike
 
 STREAM = "stream"  # the name of what a stage begins with
-HAND_OUT, HAND_IN = "hand out", "hand in"  # exchanges with rank 0
+# What exchanges are called: with rank 0; of summands, and where all get the sums in two steps the second.
+HAND_OUT, HAND_IN = "hand out", "hand in"
+REDUCE, SPREAD_SUMS = "reduce", "gather sums"
+WORDS = {PAIR: "K, V"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lies:
+class StreamLies:
     """How the stream lies: along which axis ranks have some of it, or `WHOLE`, and their spans [1, p, 2]."""
 
     axis: str
@@ -104,7 +107,7 @@ def batch_rows(
 
 def stage_parts(
     spec: ModelSpec, stage: Stage, crew: Sequence[int], rows: BatchRows, *, some: Span | None = None,
-    before: BlockPlan | None = None, folded: bool = False,
+    before: BlockPlan | None = None, folded: bool = False, unfolds: bool = True,
 ) -> StageParts:  # fmt: skip
     """Return the parts of a stage's layers over a batch, as its crew cuts them.
 
@@ -120,13 +123,19 @@ def stage_parts(
         The block that leaves the stream before these; None: the one before them, or, of a stage's first ones, it lies
         as the first block wants it, and all of it on the first who takes part where that wants columns.
     folded
-        Whether layers that are alike stand in it once, with how many they are (`solver.schedule.schedule.unfolded`).
+        Whether layers that are alike stand in it once, with how many they are.
+    unfolds
+        Whether these are unfolded, then (`solver.schedule.schedule.unfolded`): it takes more of them.
     """
     own = _Placing(stage, crew, rows)
     x = replace(spec.run(stage.span.start).blocks[0].stream, hidden=spec.hidden).value(STREAM, rows.count)
     lies = own.before(stage, some, x) if before is None else own.behind(before, x)
     given, left, layers = {x.name: (x, lies.box(x))}, dict[str, Region](), list[tuple[Span, list[PlacedPart]]]()
-    for span, layer in _runs(spec, stage) if folded else _each(stage, some or stage.span):
+    names = dict[str, str]()
+    runs = _each(stage, some or stage.span)
+    if folded:
+        runs = _runs(spec, stage) if unfolds else own.runs(spec, x, lies)
+    for span, layer in runs:
         run, halves, every = spec.run(span.start), stage.part(span.start), list[PlacedPart]()
         for place, (block, plan) in enumerate(zip(run.blocks, layer, strict=True)):
             both = Span(place, place + 1).scaled(HALVES)
@@ -135,6 +144,7 @@ def stage_parts(
                 continue
             parts, after = _parts(run, span.start, block, rows.lengths, x)
             placed, behind = own.placed(parts, plan, lies), own.behind(plan, after)
+            names |= _names(placed, plan, x, lies)
             second = next(number for number, one in enumerate(placed) if one.part.cut)
             if part.start != both.start:  # it begins with what another stage has made within it
                 (inner,), placed = placed[second].part.reads, placed[second:]
@@ -147,23 +157,25 @@ def stage_parts(
             every += placed
             x, lies = after, behind
         layers.append((span, every))
-    return StageParts(given, left | {x.name: lies.box(x)}, layers, {}, rows)
+    return StageParts(given, left | {x.name: lies.box(x)}, layers, names, rows)
 
 
-def request_steps(spec: ModelSpec, plan: Plan, rows: int, *, folded: bool = True) -> tuple[list[int], list[AnyStep]]:
+def request_schedule(spec: ModelSpec, plan: Plan, rows: int, *, folded: bool = True) -> tuple[list[int], list[AnyStep]]:
     """Return what ranks do with a request under a plan of one stage, and which ranks: rank 0 and those with a share.
 
     Rank 0 embeds it and hands it out, and gets what the layers leave.
     """
     (stage,) = plan.stages
     crew = sorted({0, *stage.active})
-    parts = stage_parts(spec, stage, crew, batch_rows(stage, crew, [rows], plan.tile_rows), folded=folded)
+    own = batch_rows(stage, crew, [rows], plan.tile_rows)
+    parts = stage_parts(spec, stage, crew, own, folded=folded, unfolds=False)
     ((x, lies),) = parts.given.values()
-    embedded = some_have(x, [0], len(crew))
-    handed = [] if within(lies, embedded).all() else [ExchangeStep(HAND_OUT, x, (embedded,), lies)]
     (last,) = parts.left
-    in_hand = replace(parts, left={last: embedded}, names={**parts.names, last: HAND_IN})
-    return crew, [ComputeStep(()), *handed, *in_hand.steps()]
+    root = some_have(x, [0], len(crew))
+    steps = replace(parts, left={last: root}, names={**parts.names, last: HAND_IN}).steps()
+    is_there = not isinstance(steps[-1], ExchangeStep) or steps[-1].name != HAND_IN
+    handed = [ExchangeStep(HAND_IN, x, (root,), root)] if is_there else []
+    return crew, [ComputeStep(()), ExchangeStep(HAND_OUT, x, (root,), lies), *steps, *handed]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,7 +192,7 @@ class _Placing:
         has = self.stage.active
         return taking([rank for rank, device in enumerate(self.crew) if device in has], len(self.crew))
 
-    def before(self, stage: Stage, some: Span | None, x: Value) -> Lies:
+    def before(self, stage: Stage, some: Span | None, x: Value) -> StreamLies:
         """Return how the stream lies before layers of a stage, where nobody says so."""
         if some is not None and some.start > stage.span.start:
             return self.behind((stage.layer(some.start - 1) or ())[-1], x)
@@ -188,19 +200,27 @@ class _Placing:
         if found.axis != HIDDEN:
             return found
         dealer = int(self.active[0, :, 0].argmax())
-        return Lies(WHOLE, taking([dealer], len(self.crew)) * whole(1))
+        return StreamLies(WHOLE, taking([dealer], len(self.crew)) * whole(1))
 
-    def behind(self, plan: BlockPlan, x: Value) -> Lies:
+    def behind(self, plan: BlockPlan, x: Value) -> StreamLies:
         """Return how the stream lies after a block."""
         own = plan.only(self.crew)
         if own.rows is not None:
-            return Lies(ROW, _spans(self.rows.shares[own.rows]))
+            return StreamLies(ROW, _spans(self.rows.shares[own.rows]))
         if own.cut is Cut.SUB_BLOCKS:
             assert own.inner is not None
-            return Lies(HIDDEN, _spans(own.inner) * (x.shape[1] // own.inner.total))
-        return Lies(WHOLE, self.active * whole(1))
+            return StreamLies(HIDDEN, _spans(own.inner) * (x.shape[1] // own.inner.total))
+        return StreamLies(WHOLE, self.active * whole(1))
 
-    def placed(self, parts: Sequence[Part], plan: BlockPlan, before: Lies) -> list[PlacedPart]:
+    def runs(self, spec: ModelSpec, x: Value, lies: StreamLies) -> Iterator[tuple[Span, LayerPlan]]:
+        """Yield layers that are alike: the first; the second, if that finds the stream otherwise; the others."""
+        for start, count, layer in alike(spec, self.stage):
+            before, lies = lies, self.behind(layer[-1], x)
+            alone = 1 if before.axis == lies.axis and np.array_equal(before.spans, lies.spans) else 2
+            edges = sorted({*range(start, start + min(alone, count) + 1), start + count})
+            yield from ((Span(one, other), layer) for one, other in pairwise(edges))
+
+    def placed(self, parts: Sequence[Part], plan: BlockPlan, before: StreamLies) -> list[PlacedPart]:
         """Return the parts of a block as its plan cuts them, where the stream lies so before it."""
         own, after = plan.only(self.crew), self.behind(plan, parts[-1].writes)
         *body, join = parts
@@ -261,7 +281,6 @@ class _Placing:
             grid = {HIDDEN: columns}
             summed, added = zip(*(over_tiles(part) for part in body if x in part.reads), strict=True)
             body = [*summed, *added, *(part for part in body if x not in part.reads)]
-        lone = int((inner[..., 1] > inner[..., 0]).sum()) == 1
         for part in body:
             if x in part.reads:
                 axis, spans = _cut_axis(body, part, tile)
@@ -271,7 +290,8 @@ class _Placing:
                 assert columns is not None
                 yield self._cut(part, HIDDEN, columns, tiles=None)
             elif part.cut and plan.cut is not Cut.TO_ROWS:
-                yield self._cut(part, part.kind.axis, tile, begins=not lone, also=grid)
+                # It is made in pieces: what it reads is there before.
+                yield self._cut(part, part.kind.axis, tile, begins=len(self.crew) > 1, also=grid)
             elif part.cut or any(part.writes in reader.reads and not reader.cut for reader in body):
                 yield PlacedPart(part, WITH_READER)
             else:
@@ -285,6 +305,31 @@ def _parts(run: Run, number: int, block: Block, requests: tuple[int, ...], x: Va
     if run.parts > 1:
         return in_sub_blocks(names, block.kind.asked(requests), block.stream, x)
     return parts_of_blocks([(names[0], block.kind.asked(requests))], block.stream, x, normed_apart=True)
+
+
+def _names(placed: Sequence[PlacedPart], plan: BlockPlan, x: Value, before: StreamLies) -> dict[str, str]:
+    """Return what exchanges of a block are called: those of the stream, and of what is made of it."""
+    shares = plan.cut in (Cut.BLOCK, Cut.TO_ROWS, Cut.COLUMNS)
+    gathers = shares or plan.cut is Cut.WHOLE or plan.keys is not None
+    rows = "columns to tiles" if plan.cut is Cut.GRID else "gather rows" if gathers else "move rows"
+    if HIDDEN in (before.axis, placed[-1].axis):
+        rows = "gather columns" if placed[-1].axis != HIDDEN else "deal columns out"
+    normed = {own.part.writes.name for own in placed if own.part.role == NORM and own.axis == ROW}
+    found = {x.name: "move residual" if normed else rows, **dict.fromkeys(normed, rows)}
+    between = {Cut.TO_ROWS: "to rows", Cut.COLUMNS: "gather inner columns", Cut.GRID: "spread"}.get(plan.cut, "")
+    for own in placed:
+        name = own.part.writes.name
+        word = name.rpartition("/")[2]
+        if own.also and not own.part.cut:
+            found[name] = "add up"
+        elif own.part.cut:
+            found[name] = "gather columns" if plan.cut is Cut.COLUMNS else REDUCE
+        elif plan.cut is Cut.ROWS and own.axis == ROW and name not in normed:
+            found[name] = f"gather {WORDS.get(word, word)}"
+        elif between and name not in found:
+            word = "contexts" if word == "contexts" else "columns"
+            found[name] = f"{word} {between}" if plan.cut is Cut.TO_ROWS else between
+    return {**found, placed[-1].part.writes.name: HAND_IN}
 
 
 def _cut_axis(body: Sequence[Part], part: Part, inner: Spans) -> tuple[str, Spans]:

@@ -8,28 +8,38 @@ the exchange.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
+from solver.base.spans import Span
 from solver.cluster.curves import Bank, Floats, Kernel
-from solver.model.kinds.attention import FULL_CONTEXTS
+from solver.model.kinds.attention import FULL_CONTEXTS, FULL_KEYS
+from solver.model.kinds.norm import NORM
 from solver.model.kinds.part import HIDDEN, ROW, Part, Region, TensorUse
 from solver.model.spec import ImageInput
-from solver.plan.plan import Plan, Wire
+from solver.plan.plan import Wire
 from solver.plan.routes import Route
 from solver.schedule.clocks import Messages
-from solver.schedule.encoders.placing import request_steps
+from solver.schedule.encoders.placing import HAND_IN, HAND_OUT, REDUCE, SPREAD_SUMS
 from solver.schedule.encoders.setting import Setting
 from solver.schedule.exchange import Exchange, gather
+from solver.schedule.price import PricedStep
 from solver.schedule.regions import lengths, overlaps
 from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep, PlacedPart
-from solver.schedule.timing import cpu_seconds
-from solver.schedule.turns import ClockTurn
+from solver.schedule.timing import Times, cpu_seconds
+from solver.schedule.turns import ClockTurn, priced, together_s
 
-EMBED = "embed"
+PACE = 3  # layers in which ranks that wait for each other come to it
+# What parts compute, in words, by their roles, where those do not say it; of what no table tells nothing.
+WORDS: Mapping[str, tuple[str, ...]] = {
+    FULL_KEYS: ("K, V",), "queries": ("Q",), FULL_CONTEXTS: ("attention",), "up": ("up", "activation"), NORM: (),
+    "join": ("bias, residual, norm",), "summed up": ("first product",), f"summed {FULL_KEYS}": ("first product",),
+    "summed queries": (), "added up": ("activation",), f"added {FULL_KEYS}": (), "added queries": (),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,6 +155,23 @@ class Computed:
     pieces: Floats
 
 
+def seconds_of_turns(s: Setting, crew: Sequence[int], steps: Sequence[AnyStep]) -> float:
+    """Return what steps of some ranks take; arguments as of `priced_turns`, of which it takes two thirds."""
+    own = s.only(np.array(crew))
+    return float(together_s(own.machine, _one_by_one_first(_Costs(own, s.wire).turns(steps)))[()])
+
+
+def _one_by_one_first(turns: Iterable[ClockTurn]) -> Iterator[ClockTurn]:
+    """Yield turns, the first of layers that are alike by themselves: it takes some until ranks keep pace."""
+    for repeats, some in groupby(turns, key=lambda turn: turn.repeats):
+        every, alone = list(some), min(repeats - 1, PACE)
+        for first, often in [*((number, 1) for number in range(alone)), (alone, repeats - alone)]:
+            for turn in every:
+                start = turn.layers.start + first
+                layers = Span(start, start + often) if turn.layers.size else turn.layers
+                yield replace(turn, layers=layers, repeats=often)
+
+
 class _Before:
     """Computations that no exchange follows yet; the last of them in its pieces."""
 
@@ -155,24 +182,46 @@ class _Before:
     def add(self, step: ComputeStep, names: Sequence[str], pieces: Floats) -> None:
         """Add one."""
         self.pieces = np.concatenate([self.pieces.sum(0, keepdims=True) + pieces[:1], pieces[1:]])
-        self.names += names
+        if self.names[-len(names) :] != names:  # else it is a layer like the one before
+            self.names += names
         self.last = step
 
 
-def request_turns(s: Setting, plan: Plan) -> tuple[list[int], list[ClockTurn]]:
-    """Return what ranks do with a request under a plan of one stage, turn by turn; and which ranks."""
-    crew, steps = request_steps(s.spec, plan, s.rows)
-    costs = _Costs(s.only(np.array(crew)), plan.wire, plan.tile_rows)
-    return crew, list(costs.turns(steps))
+def priced_turns(s: Setting, crew: Sequence[int], steps: Sequence[AnyStep], first: int = 0) -> tuple[PricedStep, ...]:
+    """Return what steps of some ranks take, turn by turn, on all devices; turns of layers that are alike as one.
+
+    Parameters
+    ----------
+    s
+        With the wire of the exchanges.
+    crew
+        The device of every rank.
+    first
+        The first layer.
+    """
+    own = s.only(np.array(crew))
+
+    def of_all(values: Floats) -> Floats:
+        found = np.zeros(s.devices)
+        found[list(crew)] = values
+        return found
+
+    ends, found = {HAND_OUT: "start", HAND_IN: "end"}, []
+    for step in priced(own.machine, _one_by_one_first(_Costs(own, s.wire).turns(steps))):
+        layers = f"layer{'s' * ('-' in step.layers)} {step.layers or first}"
+        end = np.full(s.devices, step.times.end.max())
+        times = Times(of_all(step.times.compute), of_all(step.times.exchange), end)
+        sent, received = of_all(step.sent), of_all(step.received)
+        found.append(replace(step, layers=ends.get(step.name, layers), times=times, sent=sent, received=received))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Costs:
-    """The costs of steps; arguments as of `Setting` and a plan."""
+    """The costs of steps of some devices."""
 
     s: Setting
     wire: Wire
-    tile_rows: int
 
     @property
     def bank(self) -> Bank:
@@ -248,7 +297,8 @@ class _Costs:
         pieces = pieces + encode * leaving / np.maximum(leaving.sum(0), 1)
         after = decode + add if adds else np.zeros(self.s.devices)
         handled = Messages(moved, messages if adds else messages + decode, after, working, routed)
-        return ClockTurn((pieces, handled), first.name, (*before.names, *meanwhile), first.layers, first.repeats)
+        name = SPREAD_SUMS if first.name == REDUCE and not before.names and not first.partial else first.name
+        return ClockTurn((pieces, handled), name, (*before.names, *meanwhile), first.layers, first.repeats)
 
     def _embedding(self) -> Floats:
         """Return the seconds in which rank 0 embeds; also where it takes no part in the layers."""
@@ -311,5 +361,12 @@ def _routed(moved: Floats, route: Route) -> Exchange:
 
 
 def _names(step: ComputeStep) -> list[str]:
-    """Return the roles of parts that are computed."""
-    return [own.part.role for own, _ in step.walked[0]]
+    """Return what is computed, in words."""
+    found = [] if step.placed else ["embed"]
+    for own, _ in step.walked[0]:
+        for word in WORDS.get(own.part.role, (own.part.role,)):
+            if word == "Q" and found[-1:] == ["K, V"]:
+                found[-1] = "Q, K, V"  # one product
+            else:
+                found.append(word)
+    return found

@@ -13,7 +13,7 @@ from solver.model.sublayers import HALVES
 from solver.plan.plan import Keys, Stage, StreamLayout, Wire, layer_by_rows
 from solver.plan.routes import Route
 from solver.schedule.encoders.cost import price, setting
-from solver.schedule.encoders.placing import batch_rows, request_steps, stage_parts
+from solver.schedule.encoders.placing import batch_rows, request_schedule, stage_parts
 from solver.schedule.regions import box_of
 from solver.schedule.schedule import ComputeStep, ExchangeStep, unfolded
 from tests import sweeps
@@ -184,7 +184,7 @@ def test_a_layer_alone_does_what_it_does_among_others(seed):
 
 def bytes_of(spec, plan, rows):
     """Return what every rank sends and receives of a request, by the schedule."""
-    ranks, steps = request_steps(spec, plan, rows)
+    ranks, steps = request_schedule(spec, plan, rows)
     found = np.zeros((2, len(plan.devices)))
     for step in steps:
         if isinstance(step, ExchangeStep):
