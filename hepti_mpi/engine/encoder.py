@@ -193,7 +193,7 @@ class OwnStage:
             ]
             for every in ({name: region for name, (_, region) in parts.given.items()}, parts.left)
         )
-        steps = own_steps(parts.steps(), rank, [name for name, _ in left])
+        steps = own_steps(parts.steps(), rank, [name for name, _ in left], equal=False)
         return cls(steps, given, left, places_of(steps, given, left=left))
 
 
@@ -240,7 +240,8 @@ class EncoderProgram(Compiled):
         """Begin with rows, of all values side by side."""
         start = 0
         for own in self.given:
-            own[...] = x[:, start : start + own.shape[1]]
+            if own.size:
+                own[...] = x[:, start : start + own.shape[1]]
             start += own.shape[1]
 
     def result(self) -> Array:
@@ -403,7 +404,8 @@ class StageShare:
             if look is not None:
                 if (change := look(left.start)) is not None:
                     (plan, layers), look = change, None
-                    before = (share.stage.layer(left.start - 1) or (None,))[-1]
+                    layer = share.stage.layer(left.start - 1)
+                    before = share.stage.first if layer is None else layer[-1]
                     share = StageShare(self.spec, plan, plan.stages[0], self.crew, layers)
                 some = left if look is None else Span(left.start, left.start + 1)
             program = share.program(batch, some, before, group, coding, backend)
