@@ -22,13 +22,14 @@ from hepti_mpi.comm.wires import Coding
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.layers import BlockKernels, LayerKernels, Roles
 from hepti_mpi.kernels import numpy_kernels
-from hepti_mpi.kernels.products import Attend, Backend, Graph
+from hepti_mpi.kernels.kinds.held import Known
+from hepti_mpi.kernels.products import Attend, Backend
 from hepti_mpi.program.compiled import Compiled, CompiledCall
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
 from solver.model.kinds.attention import FULL_CONTEXTS, FULL_KEYS, Attention
 from solver.model.kinds.join import Join
-from solver.model.kinds.part import HEAD, HIDDEN, KV, NUMBER, ROW, Part, RankRegion, Value
+from solver.model.kinds.part import HEAD, HIDDEN, KV, NUMBER, ROW, Part, RankRegion, Spans, Value
 from solver.model.spec import ModelSpec
 from solver.plan.layout import Box
 from solver.plan.plan import BlockPlan, Plan, Stage
@@ -58,6 +59,44 @@ def by_rows(array: Array) -> Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Ref:
+    """Rows of a place that lie side by side.
+
+    Parameters
+    ----------
+    place
+        Which of those that a step uses; negative: an array of the step's own.
+    rows, whole
+        In stretches: which rows, and all of the place.
+    width
+        Columns of a row.
+    """
+
+    place: int
+    rows: Span
+    whole: Span
+    width: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recipe:
+    """Parts of which there is one graph, or contexts, all of whose arrays are rows side by side.
+
+    Parameters
+    ----------
+    part, region, roles
+        The first of them, this rank's region of it in stretches, and the roles of all.
+    refs
+        What comes out; what goes in; of contexts then keys and values, of a join what it adds to.
+    """
+
+    part: Part
+    region: RankRegion
+    roles: Roles
+    refs: tuple[Ref, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class OwnStage:
     """A rank's part in layers of batches whose rows are cut alike, which are counted in stretches; found once for all.
 
@@ -69,12 +108,80 @@ class OwnStage:
         The boxes of values with which it begins, and ends.
     places
         Where values lie.
+    known, alikes, kinds, named
+        As of `recipes`, `alike` and `blocks`, of steps that have been asked for.
     """
 
     every: Sequence[tuple[OwnStep, Called]]
     given: Used
     left: Used
     places: Places
+    known: dict[tuple[OwnCompute, tuple[object, ...]], Sequence[Recipe] | None] = field(default_factory=dict)
+    alikes: dict[OwnCompute, int] = field(default_factory=dict)
+    kinds: dict[tuple[object, ...], int] = field(default_factory=dict)
+    named: dict[tuple[OwnCompute, Called], Sequence[str]] = field(default_factory=dict)
+
+    def alike(self, step: OwnCompute) -> int:
+        """Return what tells what is computed in a step from others, but for names: a number."""
+        if step not in self.alikes:
+            run = tuple((part.role, part.kind, part.stream, *region.items()) for part, region in step.run)
+            names = [name for name, _ in step.used]
+            comes = names.index(step.as_comes) if step.as_comes in names else None
+            kind = run, comes, tuple(box for _, box in step.used)
+            self.alikes[step] = self.kinds.setdefault(kind, len(self.kinds))
+        return self.alikes[step]
+
+    def blocks(self, step: OwnCompute, called: Called) -> Sequence[str]:
+        """Return the names of the blocks whose parts are computed in a step; of sub-blocks of the first one."""
+        if (step, called) not in self.named:
+            first = ((_sub_block(part, region), part) for part, region in step.run)
+            names = dict.fromkeys(_block(_named(called(part.name), number)) for number, part in first)
+            self.named[step, called] = tuple(names)
+        return self.named[step, called]
+
+    def recipes(
+        self, step: OwnCompute, called: Called, graphs: tuple[object, ...], kernels: Mapping[str, BlockKernels]
+    ) -> Sequence[Recipe] | None:
+        """Return which arrays a step's graphs take, where all lie in rows side by side; None: some do not."""
+        if (step, graphs) not in self.known:
+            self.known[step, graphs] = self._recipes(step, called, kernels)
+        return self.known[step, graphs]
+
+    def _recipes(
+        self, step: OwnCompute, called: Called, kernels: Mapping[str, BlockKernels]
+    ) -> Sequence[Recipe] | None:
+        if any(_sub_block(part, region) is not None for part, region in step.run):
+            return None
+        lies = {name: number for number, name in enumerate(step.reads)}
+        lies |= {name: len(step.reads) + number for number, (_, name, _) in enumerate(step.written)}
+        hulls = [self.places.boxes[called(name)] for name, _ in step.used]
+        own: dict[str, tuple[int, Box]] = {}  # of values that are read within the step alone
+
+        def ref(value: Value, region: RankRegion) -> Ref | None:
+            box = box_of(value, region)
+            if value.name in lies:
+                place, hull = lies[value.name], hulls[lies[value.name]]
+            else:
+                place, hull = own.setdefault(value.name, (-1 - len(own), box))
+            if box.spans[1:] != hull.spans[1:]:
+                return None
+            return Ref(place, box.spans[0], hull.spans[0], math.prod(box.shape[1:]))
+
+        found: list[Recipe] = []
+        for start, roles, avoids in grouped(step.run, lambda name: kernels[_block(called(name))]):
+            (first, begins), (last, ends) = step.run[start], step.run[start + len(roles) - 1]
+            refs = [ref(last.writes, ends), ref(first.reads[0 if first.role == FULL_CONTEXTS else -1], begins)]
+            if first.role == FULL_CONTEXTS:
+                keys = first.reads[1]
+                (seen,) = first.needs({axis: _spans_of(span) for axis, span in begins.items()})[keys.name][ROW].tolist()
+                assert isinstance(first.kind, Attention)
+                refs.append(ref(keys, {ROW: Span(*seen), KV: first.kind.kv_span(begins[HEAD])}))
+            elif last.role == Join.name:
+                refs.append(ref(last.reads[0], ends))
+            if avoids or None in refs:
+                return None
+            found.append(Recipe(first, begins, roles, tuple(own for own in refs if own is not None)))
+        return found
 
     @classmethod
     def of(cls, parts: StageParts, rank: int) -> OwnStage:
@@ -86,7 +193,7 @@ class OwnStage:
             ]
             for every in ({name: region for name, (_, region) in parts.given.items()}, parts.left)
         )
-        steps = own_steps(parts.steps(), rank, [name for name, _ in left])
+        steps = own_steps(parts.steps(), rank, [name for name, _ in left], equal=False)
         return cls(steps, given, left, places_of(steps, given, left=left))
 
 
@@ -119,8 +226,11 @@ class EncoderProgram(Compiled):
         coding: Coding, backend: Backend,
     ) -> None:  # fmt: skip
         self._kernels, self._batch, self._within, self._backend = kernels, batch, coding, backend
-        self._stretches = stretches
+        self._own, self._stretches = own, stretches
         self._scratch: dict[tuple[int, int], Array] = {}
+        self._views: dict[tuple[int, int, int, int], Array] = {}  # by where they lie
+        self._values: Known = {}
+        self._known: dict[tuple[object, ...], Sequence[Made]] = {}
         super().__init__(own.every, own.places.stretched(stretches), group)
         self.given, self.left = (
             [by_rows(self._memory.view(name, box)) for name, box in some] for some in (own.given, own.left)
@@ -130,7 +240,8 @@ class EncoderProgram(Compiled):
         """Begin with rows, of all values side by side."""
         start = 0
         for own in self.given:
-            own[...] = x[:, start : start + own.shape[1]]
+            if own.size:
+                own[...] = x[:, start : start + own.shape[1]]
             start += own.shape[1]
 
     def result(self) -> Array:
@@ -166,12 +277,77 @@ class EncoderProgram(Compiled):
         self, step: OwnStep, called: Called, comes: RankExchange | None
     ) -> Iterator[tuple[str, CompiledCall]]:
         assert isinstance(step, OwnCompute)
-        lies = {called(name): self._lying(called(name), box) for name, box in step.reads.items()}
-        for place, name, box in step.written:
-            lies[called(name)] = self._lying(called(place), box)
-        bound = Binding(self._kernels, self._batch, self._backend, lies, called, self._scratch)
-        units = bound.units([(part, {**region, ROW: self._stretches.rows(region[ROW])}) for part, region in step.run])
-        return bound.calls(units) if comes is None else bound.as_comes(units, step.as_comes, comes)
+        if not step.run:
+            return iter([("", comes.finish)] if comes is not None else [])
+        graphs = tuple(self._kernels[name].kind for name in self._own.blocks(step, called))
+        recipes = None if comes is not None else self._own.recipes(step, called, graphs, self._kernels)
+        if recipes is not None:
+            return self._by_recipe(recipes, step, called)
+        return self._found(step, called, graphs, comes)
+
+    def _by_recipe(
+        self, recipes: Sequence[Recipe], step: OwnCompute, called: Called
+    ) -> Iterator[tuple[str, CompiledCall]]:
+        """Yield the calls of a step whose arrays are rows side by side."""
+        memory = [self._places.memory[called(name)] for name, _ in step.used]
+        for recipe in recipes:
+            block = _block(called(recipe.part.name))
+            arrays = [self._view(ref, memory) for ref in recipe.refs]
+            if arrays[0].size:
+                _, layer, *_, kind = block.split("/")
+                yield f"layer {layer} {kind}", self._call(recipe, self._kernels[block], arrays)
+
+    def _call(self, recipe: Recipe, kernels: BlockKernels, arrays: Sequence[Array]) -> CompiledCall:
+        out, x, *others = arrays
+        if recipe.roles != (FULL_CONTEXTS,):
+            return kernels.graphs[recipe.roles].bound(x, out, *(others or (None,)), self._values)
+        attention, (kv,) = recipe.part.kind, others
+        assert isinstance(attention, Attention)
+        rows, both = self._stretches.rows(recipe.region[ROW]), kv.reshape(len(kv), 2, -1, copy=False)
+        pieces = self._batch.pieces(rows, self._batch.keys_of(rows))
+        attend = attending(self._backend, added_to(kernels, self._batch, rows, recipe.region[HEAD]))
+        return partial(attend, x, both[:, 0], both[:, 1], pieces, attention.head_dim, out=out)
+
+    def _view(self, ref: Ref, memory: Sequence[int]) -> Array:
+        """Return some rows of a place, or of an array of the step's own."""
+        edges = self._stretches.edges
+        start, stop = edges[ref.whole.start], edges[ref.whole.stop]
+        first, last = edges[ref.rows.start] - start, edges[ref.rows.stop] - start
+        which = memory[ref.place] if ref.place >= 0 else ref.place
+        key = which, first, last, ref.width
+        if key not in self._views:
+            array = self._memory.arrays[which] if which >= 0 else self.scratch(-which, (stop - start) * ref.width)
+            self._views[key] = array[first * ref.width : last * ref.width].reshape(last - first, ref.width, copy=False)
+        return self._views[key]
+
+    def scratch(self, number: int, size: int) -> Array:
+        """Return one of the arrays for what is read within a step alone."""
+        if (number, size) not in self._scratch:
+            self._scratch[number, size] = np.empty(size, np.float32)
+        return self._scratch[number, size]
+
+    def _found(
+        self, step: OwnCompute, called: Called, graphs: tuple[object, ...], comes: RankExchange | None
+    ) -> Iterator[tuple[str, CompiledCall]]:
+        """Yield the calls of any step."""
+        for number, sub_block, make in self._made(step, called, graphs, comes):
+            block = _block(_named(called(step.run[number][0].name), sub_block))
+            _, layer, *_, kind = block.split("/")
+            yield from ((f"layer {layer} {kind}", call) for call in make(self._kernels[block]))
+
+    def _made(
+        self, step: OwnCompute, called: Called, graphs: tuple[object, ...], comes: RankExchange | None
+    ) -> Sequence[Made]:
+        """Return what makes the calls of a step; it is the same for alike ones, where values lie in the same places."""
+        key = self._own.alike(step), graphs, comes, *(self._places.lies(called(name)) for name, _ in step.used)
+        if key not in self._known:
+            lies = {name: self._lying(called(name), box) for name, box in step.reads.items()}
+            lies |= {name: self._lying(called(place), box) for place, name, box in step.written}
+            bound = Binding(self._batch, self._backend, lies, self._scratch, self._values)
+            run = [(part, {**region, ROW: self._stretches.rows(region[ROW])}) for part, region in step.run]
+            units = bound.units(run, lambda name: self._kernels[_block(called(name))])
+            self._known[key] = bound.makes(units) if comes is None else bound.as_comes(units, step.as_comes, comes)
+        return self._known[key]
 
     def _lying(self, name: str, box: Box) -> Lying:
         return Lying(self._places.box(box), self._memory.view(name, box))
@@ -228,7 +404,8 @@ class StageShare:
             if look is not None:
                 if (change := look(left.start)) is not None:
                     (plan, layers), look = change, None
-                    before = (share.stage.layer(left.start - 1) or (None,))[-1]
+                    layer = share.stage.layer(left.start - 1)
+                    before = share.stage.first if layer is None else layer[-1]
                     share = StageShare(self.spec, plan, plan.stages[0], self.crew, layers)
                 some = left if look is None else Span(left.start, left.start + 1)
             program = share.program(batch, some, before, group, coding, backend)
@@ -284,48 +461,45 @@ class StageShare:
         return found
 
 
+# Makes calls of a block's kernels, which is one of several that are cut alike.
+Make = Callable[[BlockKernels], Iterable[CompiledCall]]
+Made = tuple[int, int | None, Make]  # of which part of a step's run, and of which sub-block
+
+
 @dataclass(slots=True, eq=False)
 class Binding:
-    """Binds what a rank computes in a step to where values lie.
+    """Finds the arrays of what a rank computes in a step, and so what makes calls of a block's kernels.
 
     Parameters
     ----------
-    kernels, batch, backend
-        As of `EncoderProgram`; kernels by the block's name.
+    batch, backend
+        As of `EncoderProgram`.
     lies
         Where values lie that the step reads and leaves; others are added as they are computed.
-    called
-        What values and parts are called.
     scratch
         Arrays for what is read within the step alone, by which it is of a step, and their size.
+    known
+        What graphs take of arrays.
     """
 
-    kernels: Mapping[str, BlockKernels]
     batch: Batch
     backend: Backend
     lies: dict[str, Lying]
-    called: Called
     scratch: dict[tuple[int, int], Array]
+    known: Known
     number: int = 0  # of arrays that this step has taken
     read: dict[str, Value] = field(default_factory=dict)  # what keys would be made of that are avoided, by their name
 
-    def units(self, run: Sequence[tuple[Part, RankRegion]]) -> list[Unit]:
+    def units(self, run: Sequence[tuple[Part, RankRegion]], kernels_of: Callable[[str], BlockKernels]) -> list[Unit]:
         """Return what a rank computes, graph by graph; of sub-blocks one by one."""
-        names, start, found = [self._block(part) for part, _ in run], 0, list[Unit]()
-        while start < len(run):
-            name, (part, region) = names[start], run[start]
-            sub_blocks: Sequence[int | None] = [None]
-            if name.split("/")[2].isdigit():
-                width = part.stream.hidden
-                sub_blocks = range(region[HIDDEN].start // width, region[HIDDEN].stop // width)
-            kernels = [self.kernels[_named(name, own)] for own in sub_blocks]
-            roles = tuple(part.role for (part, _), own in zip(run[start:], names[start:], strict=True) if own == name)
-            count = next((end for end in range(len(roles), 0, -1) if roles[:end] in kernels[0].graphs), 1)
-            some = run[start : start + count]
-            for sub_block, own in zip(sub_blocks, kernels, strict=True):
-                parts = some if sub_block is None else self._of_sub_block(some, sub_block)
-                found.append(Unit(_named(name, sub_block), roles[:count], parts, own))
-            start += count
+        found: list[Unit] = []
+        for start, roles, avoids in grouped(run, kernels_of):
+            some, (part, region) = tuple(run[start : start + len(roles)]), run[start]
+            if (least := _sub_block(part, region)) is None:
+                found.append(Unit(start, None, roles, some, avoids))
+                continue
+            for sub_block in range(least, region[HIDDEN].stop // part.stream.hidden):
+                found.append(Unit(start, sub_block, roles, self._of_sub_block(some, sub_block), avoids))
         return found
 
     def _of_sub_block(self, run: RankRun, number: int) -> RankRun:
@@ -339,103 +513,104 @@ class Binding:
             found.append((replace(part, reads=tuple(reads), writes=writes), {**region, HIDDEN: columns}))
         return tuple(found)
 
-    def calls(self, units: Sequence[Unit]) -> Iterator[tuple[str, CompiledCall]]:
-        """Yield what computes them, each call with its name in traces."""
-        for unit in units:
-            yield from ((unit.title, call) for call in self._unit(unit))
+    def makes(self, units: Sequence[Unit]) -> list[Made]:
+        """Return what makes the calls of units."""
+        return [(unit.number, unit.sub_block, self._make(unit)) for unit in units]
 
-    def _unit(self, unit: Unit) -> Iterator[CompiledCall]:
+    def _make(self, unit: Unit) -> Make:
         if unit.roles == (FULL_CONTEXTS,):
-            yield from self._attending(*unit.run[0], unit.kernels)
-        elif unit.kernels.avoided is not None and unit.roles == (FULL_KEYS,):
+            return self._attending(*unit.run[0])
+        if unit.avoids and unit.roles == (FULL_KEYS,):
             part, _ = unit.run[0]
             self.read[part.writes.name] = part.reads[0]
+            return _nothing
+        return self._computed(unit)
+
+    def as_comes(self, every: Sequence[Unit], value: str, exchange: RankExchange) -> list[Made]:
+        """Return what computes with a value's rows that are here first, and with others as they come."""
+        whole, coming = self.lies[value].box if value in self.lies else None, exchange.coming
+        count = next((n for n, unit in enumerate(every) if unit.run[0][0].reads[-1].name != value), len(every))
+        if whole is None or not count or any(box.spans[1:] != whole.spans[1:] for box in coming):
+            return [(every[0].number, every[0].sub_block, lambda _: [exchange.finish]), *self.makes(every)]
+        here = _without(whole.spans[0], [box.spans[0] for box in coming])
+        contexts = [unit for unit in every[:count] if unit.roles == (FULL_CONTEXTS,) and not unit.avoids]
+        if contexts:
+            (unit,) = contexts
+            make = self._partial(*unit.run[0], here, exchange)
         else:
-            yield from self._computed(unit.run, unit.kernels.graphs[unit.roles])
+            for unit in every[:count]:
+                self._out(unit.run[-1][0].writes, unit.run[-1][1])
+            first = [self._make(unit.only(rows)) for rows in here for unit in every[:count]]
+            arriving = {box: [self._make(unit.only(box.spans[0])) for unit in every[:count]] for box in coming}
+            make = partial(_arriving, first, exchange, arriving)
+        return [(every[0].number, None, make), *self.makes(every[count:])]
 
-    def as_comes(self, every: Sequence[Unit], value: str, exchange: RankExchange) -> Iterator[tuple[str, CompiledCall]]:
-        """Yield what computes with a value's rows that are here first, and with others as they come."""
-        name = self.called(value)
-        whole = self.lies[name].box if name in self.lies else None
-        if whole is None or any(box.spans[1:] != whole.spans[1:] for box in exchange.coming):
-            yield "", exchange.finish
-            yield from self.calls(every)
-            return
-        blocks = [box.spans[0] for box in exchange.coming]
-        here = _without(whole.spans[0], blocks)
-        first, last = list[CompiledCall](), list[CompiledCall]()
-        arriving: dict[Box, list[CompiledCall]] = {box: [] for box in exchange.coming}
-        count = 0
-        for unit in every:
-            if self.called(unit.run[0][0].reads[-1].name) != name:
-                break
-            count += 1
-            if unit.roles == (FULL_CONTEXTS,) and unit.kernels.avoided is None:
-                contexts = self._partial(*unit.run[0], unit.kernels)
-                first += [partial(contexts.take, rows) for rows in here]
-                for box in exchange.coming:
-                    arriving[box].append(partial(contexts.take, box.spans[0]))
-                last.append(contexts.merge)
-                break
-            self._out(unit.run[-1][0].writes, unit.run[-1][1])
-            for rows in here:
-                first += self._unit(unit.only(rows))
-            for box in exchange.coming:
-                arriving[box] += self._unit(unit.only(box.spans[0]))
-        yield every[0].title if every else "", partial(_run_arriving, first, exchange, arriving, last)
-        yield from self.calls(every[count:])
-
-    def _computed(self, unit: RankRun, graph: Graph) -> Iterator[CompiledCall]:
-        """Yield what computes parts of which there is one graph."""
-        (first, begins), (last, ends) = unit[0], unit[-1]
+    def _computed(self, unit: Unit) -> Make:
+        """Return what computes parts of which there is one graph."""
+        (first, begins), (last, ends) = unit.run[0], unit.run[-1]
         out = self._out(last.writes, ends)
         if not out.size:
-            return
-        residual = None
+            return _nothing
+        residual, before = None, list[CompiledCall]()
         if last.role == Join.name:
-            residual = yield from self._rows(last.reads[0], ends)
-        x = yield from self._rows(first.reads[-1], begins)
+            residual = self._rows(last.reads[0], ends, before)
+        x = self._rows(first.reads[-1], begins, before)
         to = out if out.flags.c_contiguous else self._array(out.shape)
-        yield graph.bound(x, by_rows(to), residual)
-        if to is not out:
-            yield partial(np.copyto, out, to)
+        y, after = by_rows(to), [] if to is out else [partial(np.copyto, out, to)]
 
-    def _attending(self, part: Part, region: RankRegion, kernels: BlockKernels) -> Iterator[CompiledCall]:
-        """Yield what computes the contexts of some rows and heads."""
+        def make(kernels: BlockKernels) -> Iterable[CompiledCall]:
+            return *before, kernels.graphs[unit.roles].bound(x, y, residual, self.known), *after
+
+        return make
+
+    def _attending(self, part: Part, region: RankRegion) -> Make:
+        """Return what computes the contexts of some rows and heads."""
         attention, rows, heads = part.kind, region[ROW], region[HEAD]
         assert isinstance(attention, Attention)
         queries, keys = part.reads
-        out = self._out(part.writes, region)
+        out, d = self._out(part.writes, region), attention.head_dim
         if not out.size:
-            return
+            return _nothing
         q = by_rows(self._some(queries, region))
         to = out if out.flags.c_contiguous else self._array(out.shape)
+        y, after = by_rows(to), [] if to is out else [partial(np.copyto, out, to)]
         seen = self.batch.keys_of(rows)
-        pieces, added = self.batch.pieces(rows, seen), self._added(kernels, rows, heads)
-        if kernels.avoided is not None:
+        pieces = self.batch.pieces(rows, seen)
+        if keys.name in self.read:
             x = by_rows(self._some(self.read[keys.name], {ROW: seen}))
-            weights, d = kernels.avoided, attention.head_dim
-            yield partial(numpy_kernels.attend_without_keys, q, x, weights, pieces, d, added, by_rows(to))
-        else:
-            k, v = self._keys_and_values(part, seen, heads)
-            yield partial(self._attend(added), q, k, v, pieces, attention.head_dim, out=by_rows(to))
-        if to is not out:
-            yield partial(np.copyto, out, to)
 
-    def _partial(self, part: Part, region: RankRegion, kernels: BlockKernels) -> PartialContexts:
-        """Return what computes contexts as keys come."""
+            def avoiding(kernels: BlockKernels) -> Iterable[CompiledCall]:
+                added = added_to(kernels, self.batch, rows, heads)
+                assert kernels.avoided is not None
+                attend = partial(numpy_kernels.attend_without_keys, q, x, kernels.avoided, pieces, d, added, y)
+                return attend, *after
+
+            return avoiding
+        k, v = self._keys_and_values(part, seen, heads)
+
+        def make(kernels: BlockKernels) -> Iterable[CompiledCall]:
+            attend = attending(self.backend, added_to(kernels, self.batch, rows, heads))
+            return partial(attend, q, k, v, pieces, d, out=y), *after
+
+        return make
+
+    def _partial(self, part: Part, region: RankRegion, here: Sequence[Span], exchange: RankExchange) -> Make:
+        """Return what computes contexts with the keys that are here, and with others as they come."""
         attention, rows, heads = part.kind, region[ROW], region[HEAD]
         assert isinstance(attention, Attention)
-        seen = self.batch.keys_of(rows)
-        k, v = self._keys_and_values(part, seen, heads)
-        return PartialContexts(
-            by_rows(self._some(part.reads[0], region)), k, v, by_rows(self._out(part.writes, region)), seen,
-            self.batch.pieces(rows, seen), attention.head_dim, self._added(kernels, rows, heads), self.backend,
-        )  # fmt: skip
+        seen, d = self.batch.keys_of(rows), attention.head_dim
+        (k, v), pieces = self._keys_and_values(part, seen, heads), self.batch.pieces(rows, seen)
+        q, y = by_rows(self._some(part.reads[0], region)), by_rows(self._out(part.writes, region))
 
-    def _attend(self, added: Sequence[Array]) -> Attend:
-        """Return what attends to all keys at once; where something is added to scores, as numpy does it."""
-        return partial(numpy_kernels.attend, added=added) if added else self.backend.attend
+        def make(kernels: BlockKernels) -> Iterable[CompiledCall]:
+            contexts = PartialContexts(
+                q, k, v, y, seen, pieces, d, added_to(kernels, self.batch, rows, heads), self.backend
+            )
+            first = [partial(contexts.take, some) for some in here]
+            arriving = {box: [partial(contexts.take, box.spans[0])] for box in exchange.coming}
+            return [partial(_run_arriving, first, exchange, arriving, [contexts.merge])]
+
+        return make
 
     def _keys_and_values(self, part: Part, seen: Span, heads: Span) -> tuple[Array, Array]:
         """Return the keys, and the values, that heads see of some rows; [keys, columns] each."""
@@ -443,39 +618,24 @@ class Binding:
         both = self._some(part.reads[1], {ROW: seen, KV: part.kind.kv_span(heads)})
         return by_rows(both[:, 0]), by_rows(both[:, 1])
 
-    def _added(self, kernels: BlockKernels, rows: Span, heads: Span) -> Sequence[Array]:
-        """Return what distances add to the scores, request by request [heads, rows, keys]; mostly nothing."""
-        if kernels.relative is None:
-            return ()
-        requests = [request for request in self.batch.requests if request.intersect(rows).size]
-        return [
-            kernels.relative.between(heads, own, Span(0, request.size))
-            for own, request in zip(self.batch.places(rows), requests, strict=True)
-        ]
-
-    def _block(self, part: Part) -> str:
-        """Return the name of a part's block: `layers/N/…`, or of a sub-block `layers/N/M/…`."""
-        words = self.called(part.name).split("/")
-        return "/".join(words[: 4 if words[2].isdigit() else 3])
-
     def _some(self, value: Value, region: RankRegion) -> Array:
         """Return what a region reads of a value."""
-        return self.lies[self.called(value.name)].some(box_of(value, region))
+        return self.lies[value.name].some(box_of(value, region))
 
     def _out(self, value: Value, region: RankRegion) -> Array:
         """Return where a result lies; in an array of its own if nobody reads it after the step."""
-        name, box = self.called(value.name), box_of(value, region)
-        if name not in self.lies:
-            self.lies[name] = Lying(box, self._array(box.shape))
-        return self.lies[name].some(box)
+        box = box_of(value, region)
+        if value.name not in self.lies:
+            self.lies[value.name] = Lying(box, self._array(box.shape))
+        return self.lies[value.name].some(box)
 
-    def _rows(self, value: Value, region: RankRegion) -> Generator[CompiledCall, None, Array]:
-        """Return what a region reads as a graph takes it, in rows side by side; yield what copies it if need be."""
+    def _rows(self, value: Value, region: RankRegion, before: list[CompiledCall]) -> Array:
+        """Return what a region reads as a graph takes it, in rows side by side; if need be it is copied `before`."""
         found = self._some(value, region)
         if found.flags.c_contiguous:
             return by_rows(found)
         copy = self._array(found.shape)
-        yield partial(np.copyto, copy, found)
+        before.append(partial(np.copyto, copy, found))
         return by_rows(copy)
 
     def _array(self, shape: tuple[int, ...]) -> Array:
@@ -492,10 +652,73 @@ def _make_room(kept: dict[tuple[object, ...], Any], most: int) -> None:
         del kept[next(iter(kept))]
 
 
-def _named(block: str, sub_block: int | None) -> str:
-    """Return a block's name, or that of a sub-block, of the name of the first one."""
-    layers, layer, *_, kind = block.split("/")
-    return block if sub_block is None else "/".join((layers, layer, str(sub_block), kind))
+def attending(backend: Backend, added: Sequence[Array]) -> Attend:
+    """Return what attends to all keys at once; where something is added to scores, as numpy does it."""
+    return partial(numpy_kernels.attend, added=added) if added else backend.attend
+
+
+def added_to(kernels: BlockKernels, batch: Batch, rows: Span, heads: Span) -> Sequence[Array]:
+    """Return what distances add to the scores, request by request [heads, rows, keys]; mostly nothing."""
+    if kernels.relative is None:
+        return ()
+    requests = [request for request in batch.requests if request.intersect(rows).size]
+    return [
+        kernels.relative.between(heads, own, Span(0, request.size))
+        for own, request in zip(batch.places(rows), requests, strict=True)
+    ]
+
+
+def grouped(
+    run: Sequence[tuple[Part, RankRegion]], kernels_of: Callable[[str], BlockKernels]
+) -> Iterator[tuple[int, Roles, bool]]:
+    """Yield which parts of a run have one graph: the first, their roles; and whether keys and values are avoided."""
+    names, start = [_block(part.name) for part, _ in run], 0
+    while start < len(run):
+        part, region = run[start]
+        kernels = kernels_of(_named(part.name, _sub_block(part, region)))
+        same = (own.role for (own, _), name in zip(run[start:], names[start:], strict=True) if name == names[start])
+        roles = tuple(same)
+        count = next((end for end in range(len(roles), 0, -1) if roles[:end] in kernels.graphs), 1)
+        yield start, roles[:count], kernels.avoided is not None
+        start += count
+
+
+def _block(name: str) -> str:
+    """Return the name of a part's block, by its own: `layers/N/…`, or of a sub-block `layers/N/M/…`."""
+    words = name.split("/")
+    return "/".join(words[: 4 if words[2].isdigit() else 3])
+
+
+def _named(name: str, sub_block: int | None) -> str:
+    """Return a part's name, or that of a sub-block's, of the name of the first one's."""
+    layers, layer, _, *rest = name.split("/")
+    return name if sub_block is None else "/".join((layers, layer, str(sub_block), *rest))
+
+
+def _sub_block(part: Part, region: RankRegion) -> int | None:
+    """Return the first sub-block of which a rank computes a part; None: it is of none."""
+    return region[HIDDEN].start // part.stream.hidden if part.name.split("/")[2].isdigit() else None
+
+
+def _spans_of(span: Span) -> Spans:
+    return np.array([[span.start, span.stop]])
+
+
+def _nothing(kernels: BlockKernels) -> Iterable[CompiledCall]:
+    """Make no calls."""
+    return ()
+
+
+def _arriving(
+    first: Sequence[Make], exchange: RankExchange, arriving: Mapping[Box, Sequence[Make]], kernels: BlockKernels
+) -> Iterable[CompiledCall]:
+    """Make the call that computes with what is here, and with others' rows as they come."""
+
+    def made(makes: Sequence[Make]) -> list[CompiledCall]:
+        return [call for make in makes for call in make(kernels)]
+
+    every = {box: made(makes) for box, makes in arriving.items()}
+    return [partial(_run_arriving, made(first), exchange, every, ())]
 
 
 def _of_one(value: Value, sub_block: int) -> Value:
@@ -565,24 +788,19 @@ class Unit:
 
     Parameters
     ----------
-    block
-        Its name.
+    number, sub_block
+        Of the first part in the step's run, and of the sub-block, if it is of one.
     roles, run
         The parts' roles, and they themselves with this rank's region of each.
-    kernels
-        The block's.
+    avoids
+        Whether keys and values are not projected.
     """
 
-    block: str
+    number: int
+    sub_block: int | None
     roles: Roles
     run: RankRun
-    kernels: BlockKernels
-
-    @property
-    def title(self) -> str:
-        """Its name in traces."""
-        _, layer, *_, kind = self.block.split("/")
-        return f"layer {layer} {kind}"
+    avoids: bool
 
     def only(self, rows: Span) -> Unit:
         """Return it with some of its rows."""

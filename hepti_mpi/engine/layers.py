@@ -58,6 +58,11 @@ class BlockKernels:
     avoided: numpy_kernels.KeyWeights | None = None
     relative: Relative | None = None
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What tells of which parts it has graphs."""
+        return *self.graphs, self.avoided is None
+
 
 # Of every block of a layer a rank's share; of a decoupled layer those of each of its sub-blocks, or none.
 LayerKernels = tuple[tuple[BlockKernels, ...], ...]

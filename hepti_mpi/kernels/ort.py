@@ -98,9 +98,11 @@ class SessionGraph:
             self.session.run({"x": x} if residual is None else {"x": x, "residual": residual}, {"y": y})
         return y
 
-    def bound(self, x: Array, out: Array, residual: Array | None = None) -> Callable[[], object]:
+    def bound(
+        self, x: Array, out: Array, residual: Array | None = None, known: Known | None = None
+    ) -> Callable[[], object]:
         """Return a call."""
-        return self.session.bound({"x": x} if residual is None else {"x": x, "residual": residual}, {"y": out})
+        return self.session.bound({"x": x} if residual is None else {"x": x, "residual": residual}, {"y": out}, known)
 
 
 def _width(operation: Operation) -> tuple[int, int]:

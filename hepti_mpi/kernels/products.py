@@ -11,6 +11,7 @@ import numpy as np
 
 from hepti_mpi.comm.wires import Cast
 from hepti_mpi.kernels import numpy_kernels
+from hepti_mpi.kernels.kinds.held import Known
 from solver.base.arrays import Array
 
 
@@ -60,8 +61,13 @@ class Graph(Protocol):
     def __call__(self, x: Array, out: Array | None = None, residual: Array | None = None) -> Array:
         """Compute."""
 
-    def bound(self, x: Array, out: Array, residual: Array | None = None) -> Callable[[], object]:
-        """Return a call that computes always these arrays, of one row or more; all are contiguous."""
+    def bound(
+        self, x: Array, out: Array, residual: Array | None = None, known: Known | None = None
+    ) -> Callable[[], object]:
+        """Return a call that computes always these arrays, of one row or more; all are contiguous.
+
+        What it takes of an array is made once, and in `known`.
+        """
 
 
 class MakeGraph(Protocol):
@@ -115,7 +121,9 @@ class NumpyGraph:
             x = _computed(operation, x, residual, out if operation is last else None)
         return x
 
-    def bound(self, x: Array, out: Array, residual: Array | None = None) -> Callable[[], object]:
+    def bound(
+        self, x: Array, out: Array, residual: Array | None = None, known: Known | None = None
+    ) -> Callable[[], object]:
         """Return a call."""
         return partial(self, x, out, residual)
 

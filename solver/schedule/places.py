@@ -102,12 +102,15 @@ class Places:
             free += [self.memory[name] for name in last]
 
     def _taken(self, free: list[int], size: int) -> int:
-        """Return a memory for so many numbers: the least free one that has as many, or the largest, which grows."""
+        """Return a memory for so many numbers: the least free one that has as many, or the largest, which grows.
+
+        Of equal ones the first: so places of alike layers lie in the same ones again after few layers.
+        """
         if not free:
             self.sizes.append(size)
             return len(self.sizes) - 1
         enough = [number for number in free if self.sizes[number] >= size]
-        found = min(enough, key=self.sizes.__getitem__) if enough else max(free, key=self.sizes.__getitem__)
+        found = min(enough, key=lambda own: (self.sizes[own], own)) if enough else max(free, key=self.sizes.__getitem__)
         free.remove(found)
         self.sizes[found] = max(self.sizes[found], size)
         return found
@@ -326,7 +329,7 @@ def _arrives_in_place(parts: Sequence[tuple[OwnItem, Box]], called: Called, plac
 
 
 def own_steps(
-    steps: Sequence[AnyStep], rank: int, left: Collection[str] = ()
+    steps: Sequence[AnyStep], rank: int, left: Collection[str] = (), *, equal: bool = True
 ) -> list[tuple[OwnCompute | OwnExchange, Called]]:
     """Return a rank's part in every step, of every layer, and what values are called there; of `unfolded` steps.
 
@@ -334,13 +337,15 @@ def own_steps(
     ----------
     left
         The values that are read when all is done.
+    equal
+        Whether all ranks go on with what travelled.
     """
-    own = dict(zip(map(id, steps), _own_parts(steps, rank, left), strict=True))
+    own = dict(zip(map(id, steps), _own_parts(steps, rank, left, equal=equal), strict=True))
     return [(part, called) for step, called in unfolded(steps) for part in own[id(step)]]
 
 
 def _own_parts(
-    steps: Sequence[AnyStep], rank: int, left: Collection[str]
+    steps: Sequence[AnyStep], rank: int, left: Collection[str], *, equal: bool
 ) -> Iterator[Sequence[OwnCompute | OwnExchange]]:
     """Yield a rank's part in every step; of a computation one a piece.
 
@@ -353,7 +358,7 @@ def _own_parts(
     read = {value.name for part in computed for value in part.reads} | {step.value.name for step in exchanges}
     read.update(left)
     made = {part.writes.name for part in computed}
-    summed, apart = {step.value.name for step in exchanges if step.partial}, set[str]()
+    apart, arrived = set[str](), dict[str, tuple[Box, ...]]()
     needed = _needed(steps, rank)
     for exchange in exchanges:
         own_boxes, wanted = (layout.boxes[rank] for layout in exchange.layouts())
@@ -368,13 +373,17 @@ def _own_parts(
             yield [_own_compute(step, rank, apart, read, piece) for piece in pieces]
             continue
         name = step.value.name
-        first = step.partial or name not in summed  # else from where the sum is
-        source = f"{name} +" if first and name in apart else name
         have, want = step.layouts()
-        pieces_of_rank, places = [(source, box) for box in have.boxes[rank]], [(name, box) for box in want.boxes[rank]]
+        # What has been exchanged before lies where it came, also a sum.
+        came = arrived.get(name, ())
+        pieces_of_rank = [
+            (f"{name} +" if name in apart and not _within(box, came) else name, box) for box in have.boxes[rank]
+        ]
+        places = [(name, box) for box in want.boxes[rank]]
+        arrived[name] = (*came, *want.boxes[rank])
         item = OwnItem(have, want, moves(have, want), pieces_of_rank, places)
         goes_on = isinstance(after, ExchangeStep) and after.value == step.value
-        yield [OwnExchange((step,), (item,), ahead=len(step.have) > 1, equal=not goes_on, route=step.route)]
+        yield [OwnExchange((step,), (item,), ahead=len(step.have) > 1, equal=equal and not goes_on, route=step.route)]
 
 
 def _needed(steps: Sequence[AnyStep], rank: int) -> dict[str, Box]:

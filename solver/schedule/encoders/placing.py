@@ -102,7 +102,7 @@ def batch_rows(
     wanting, sums = len(set(stage.active) & set(crew)), dict[int, tuple[Span, ...]]()
     if wanting > 2 and any(plan.norm is StreamLayout.FULL for plan in blocks):
         sums[wanting] = shared_alike(every, wanting)
-    spans = {span for some in ((every,), *shares.values(), *sums.values()) for span in some if span.size}
+    spans = {span for some in (*shares.values(), *sums.values()) for span in some if span.size}
     return BatchRows(tuple(own), shares, {span: tuple(tiles(span, tile_rows)) for span in spans}, sums)
 
 
