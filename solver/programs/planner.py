@@ -189,7 +189,6 @@ def solve(
         ways += _uniform(s, cluster, searched, room)
     priced = [(plan_seconds(own, other), own, other, some) for own, other, some in ways]
     seconds, s, plan, runs = min(priced, key=lambda way: way[0])
-    plan = replace(plan, predicted=price(s, plan).prediction)
     used = [layer for layer, _ in runs]
     others = sorted(every, key=lambda layer: layer.seconds)
     unlike = [layer for layer in one_of_each_kind(used + others) if layer not in used]
@@ -218,7 +217,8 @@ def best_plan_of(s: Setting, cluster: Cluster, runs: Runs, *, resend: bool) -> P
     """Return the plan of some runs; also with other tiles and routes, if that is asked for and devices are few."""
     plan = _plan(s, cluster, runs)
     plans = [plan, _sent(s, plan, runs)] if resend and s.devices <= JOINING else [plan]
-    return min(plans, key=lambda plan: plan_seconds(s, plan))
+    best = min(plans, key=lambda plan: plan_seconds(s, plan))
+    return replace(best, predicted=price(s, best).prediction)
 
 
 def _sent_best(s: Setting, found: Sequence[Configuration], caps: Floats) -> tuple[Setting, list[Configuration]]:
@@ -264,7 +264,7 @@ def _uniform(
     layer = min(layers, key=lambda layer: layer.seconds)
     runs = [(layer, s.spec.layers)]
     plan = _plan(s, cluster, runs)
-    return [(s, plan, runs)]
+    return [(s, replace(plan, predicted=price(s, plan).prediction), runs)]
 
 
 def _sent(s: Setting, plan: Plan, runs: Runs) -> Plan:

@@ -241,7 +241,7 @@ def _name_runs(axes: Any, drawn: Sequence[RankedStep], ends: Sequence[float]) ->
             continue
         (step, start, end), *others = own
         end = others[-1][2] if others else end
-        times = f"\N{MULTIPLICATION SIGN} {step.repeats + 1}" * (step.repeats > 1)
+        times = f"\N{MULTIPLICATION SIGN} {step.repeats}" * (step.repeats > 1)
         axes.barh(-1, end - start, left=start, height=0.7, color="#f4f4f4", edgecolor="black", linewidth=0.5)
         room, most = (end - start) / ends[-1] * LETTERS, f"{layers}: {in_ms(end - start)} ms {times}"
         words = next(word for word in (most, times or layers, "") if len(word) <= room)
