@@ -110,7 +110,8 @@ class BatchRows:
             return tuple(map(found.counted, some))
 
         tiles = {found.counted(rows): counted(own) for rows, own in self.tiles.items()}
-        shares, sums = ({name: counted(own) for name, own in some.items()} for some in (self.shares, self.sums))
+        shares = {own: counted(some) for own, some in self.shares.items()}
+        sums = {ranks: counted(some) for ranks, some in self.sums.items()}
         return BatchRows(counted(self.requests), shares, tiles, sums), found
 
 
