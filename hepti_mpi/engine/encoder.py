@@ -41,7 +41,7 @@ from solver.schedule.stretches import BatchRows, Stretches
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lying:
+class BoxArray:
     """A box of a value, and the array in which it lies."""
 
     box: Box
@@ -300,7 +300,7 @@ class EncoderProgram(Compiled):
     def _call(self, recipe: Recipe, kernels: BlockKernels, arrays: Sequence[Array]) -> CompiledCall:
         out, x, *others = arrays
         if recipe.roles != (FULL_CONTEXTS,):
-            return kernels.graphs[recipe.roles].bound(x, out, *(others or (None,)), self._values)
+            return kernels.graphs[recipe.roles].bound(x, out, others[0] if others else None, self._values)
         attention, (kv,) = recipe.part.kind, others
         assert isinstance(attention, Attention)
         rows, both = self._stretches.rows(recipe.region[ROW]), kv.reshape(len(kv), 2, -1, copy=False)
@@ -341,16 +341,16 @@ class EncoderProgram(Compiled):
         """Return what makes the calls of a step; it is the same for alike ones, where values lie in the same places."""
         key = self._own.alike(step), graphs, comes, *(self._places.lies(called(name)) for name, _ in step.used)
         if key not in self._known:
-            lies = {name: self._lying(called(name), box) for name, box in step.reads.items()}
-            lies |= {name: self._lying(called(place), box) for place, name, box in step.written}
+            lies = {name: self._box_array(called(name), box) for name, box in step.reads.items()}
+            lies |= {name: self._box_array(called(place), box) for place, name, box in step.written}
             bound = Binding(self._batch, self._backend, lies, self._scratch, self._values)
             run = [(part, {**region, ROW: self._stretches.rows(region[ROW])}) for part, region in step.run]
             units = bound.units(run, lambda name: self._kernels[_block(called(name))])
             self._known[key] = bound.makes(units) if comes is None else bound.as_comes(units, step.as_comes, comes)
         return self._known[key]
 
-    def _lying(self, name: str, box: Box) -> Lying:
-        return Lying(self._places.box(box), self._memory.view(name, box))
+    def _box_array(self, name: str, box: Box) -> BoxArray:
+        return BoxArray(self._places.box(box), self._memory.view(name, box))
 
 
 # Called before every layer; returns the plan that holds from there on, if it is another, and this rank's layers by it.
@@ -484,7 +484,7 @@ class Binding:
 
     batch: Batch
     backend: Backend
-    lies: dict[str, Lying]
+    lies: dict[str, BoxArray]
     scratch: dict[tuple[int, int], Array]
     known: Known
     number: int = 0  # of arrays that this step has taken
@@ -626,7 +626,7 @@ class Binding:
         """Return where a result lies; in an array of its own if nobody reads it after the step."""
         box = box_of(value, region)
         if value.name not in self.lies:
-            self.lies[value.name] = Lying(box, self._array(box.shape))
+            self.lies[value.name] = BoxArray(box, self._array(box.shape))
         return self.lies[value.name].some(box)
 
     def _rows(self, value: Value, region: RankRegion, before: list[CompiledCall]) -> Array:

@@ -110,8 +110,8 @@ class BatchRows:
             return tuple(map(found.counted, some))
 
         tiles = {found.counted(rows): counted(own) for rows, own in self.tiles.items()}
-        shares = {shares: counted(own) for shares, own in self.shares.items()}
-        sums = {ranks: counted(own) for ranks, own in self.sums.items()}
+        shares = {own: counted(some) for own, some in self.shares.items()}
+        sums = {ranks: counted(some) for ranks, some in self.sums.items()}
         return BatchRows(counted(self.requests), shares, tiles, sums), found
 
 

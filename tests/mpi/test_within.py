@@ -213,7 +213,7 @@ class Board:
         compute = NUMPY.graph(operations)
         size = sum(operation.weight.size for operation in operations if isinstance(operation, Linear))
 
-        def graph(x, out=None, residual=None):
+        def graph(x, out, residual, known):
             time.sleep(2 * len(x) * size / self.flop_per_s)
             return compute(x, out, residual)
 
