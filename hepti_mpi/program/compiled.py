@@ -135,13 +135,15 @@ class Compiled(ABC):
                 (following, then, its), posted, sent = next(exchanges, none), False, 0
                 continue
             ahead, name = following if following and following.own.ahead else None, ""
-            if ahead and not posted:
-                posted = True
-                yield name, ahead.exchange.post
+            post = [ahead.exchange.post] if ahead and not posted else []
+            posted = posted or bool(post)
+            if comes is None:
+                yield from ((name, call) for call in post)
             for name, call in self._computing(step, called, comes.exchange if comes else None):
                 yield name, call
-            if comes and comes.own.by_rows:
-                yield name, comes.exchange.sent
+            if comes is not None:  # one exchange runs at a time: messages share where they arrive
+                last = [comes.exchange.sent] if comes.own.by_rows else []
+                yield from ((name, call) for call in (*last, *post))
             comes = None
             if ahead and then and sent < ahead.exchange.pieces and self._makes(step, called, then, its):
                 yield name, partial(ahead.exchange.send, sent)
