@@ -35,11 +35,13 @@ from hepti_mpi.comm.messages import (
     opened,
     packed,
     rank_messages,
+    rows_of,
 )
 from hepti_mpi.comm.mpi import Tag
 from hepti_mpi.comm.wires import EXACT, Coding
 from solver.base.arrays import Array, Numbers
 from solver.plan.layout import Box, Layout
+from solver.plan.routes import Route
 
 InBox = tuple[Box, Numbers]  # a box of a value, and the array of its numbers
 
@@ -100,8 +102,9 @@ class RankExchange:
         Of every value.
     coding
         How numbers travel.
-    by_rows
-        Whether every row of a value's last axis has a scale, where numbers travel in few bits; else a message has one.
+    scaled
+        Where numbers travel in few bits, what lies along so many of a value's last axes has a scale; 0: a message has
+        one.
     equal
         Whether all ranks go on with what travelled, so that they have equal numbers, to the last bit. Else a rank keeps
         what it has itself as it is.
@@ -111,12 +114,13 @@ class RankExchange:
 
     def __init__(
         self, group: Group, messages: RankMessages, arrays: Sequence[ItemArrays], coding: Coding, *,
-        by_rows: bool = True, equal: bool = False, rooms: Rooms | None = None,
+        scaled: int = 1, equal: bool = False, rooms: Rooms | None = None,
     ) -> None:  # fmt: skip
         self._group, self._messages, self._arrays, self._coding = group, messages, arrays, coding
-        self._by_rows, self._rooms = by_rows, {} if rooms is None else rooms
+        self._scaled, self._rooms = scaled, {} if rooms is None else rooms
         self._unsent: set[int] = set()
         self._requests: list[Any] = []
+        self._leaving: list[Any] = []  # of what is sent
         self._opened: list[Opened] = []
         self._last: list[Callable[[], object]] = []  # what is called once all are here
         self._here: list[int] = []  # messages that have arrived since they were asked for
@@ -126,12 +130,12 @@ class RankExchange:
 
     @classmethod
     def of(
-        cls, group: Group, items: Sequence[Item], coding: Coding, *, by_rows: bool = True, equal: bool = False,
-        rooms: Rooms | None = None,
+        cls, group: Group, items: Sequence[Item], coding: Coding, *, route: Route = Route.DIRECT, scaled: int = 1,
+        equal: bool = False, rooms: Rooms | None = None,
     ) -> RankExchange:  # fmt: skip
         """Return a rank's part in an exchange of these values."""
-        messages = rank_messages(group.rank, [item.layouts for item in items])
-        return cls(group, messages, [item.arrays for item in items], coding, by_rows=by_rows, equal=equal, rooms=rooms)
+        messages = rank_messages(group.rank, [item.layouts for item in items], route)
+        return cls(group, messages, [item.arrays for item in items], coding, scaled=scaled, equal=equal, rooms=rooms)
 
     def __del__(self) -> None:
         """Tell the group if something was not sent or not taken: others would wait for it for ever."""
@@ -143,6 +147,11 @@ class RankExchange:
     def pieces(self) -> int:
         """How many pieces this rank has."""
         return max((len(own.pieces) for own in self._arrays), default=0)
+
+    @property
+    def coming(self) -> Sequence[Box]:
+        """What arrives, message by message."""
+        return [part.box for received in self._messages.receives for part in received.parts]
 
     def post(self) -> None:
         """Post all receives."""
@@ -170,7 +179,7 @@ class RankExchange:
         ]
         dtype = self._arrays[received.parts[0].value].places[0].dtype
         return opened(
-            [part.box.shape for part in received.parts], places, dtype, self._coding, by_rows=self._by_rows,
+            [part.box.shape for part in received.parts], places, dtype, self._coding, scaled=self._scaled,
             rooms=self._rooms, turn=turn,
         )  # fmt: skip
 
@@ -180,9 +189,9 @@ class RankExchange:
     def send(self, piece: int) -> None:
         """Send what others want of a piece that is computed; what this rank wants of it itself goes to its place."""
         for sent in self._messages.sends.get(piece, ()):
-            message = packed(self._views(piece, sent.parts), self._coding, by_rows=self._by_rows)
+            message = packed(self._views(piece, sent.parts), self._coding, scaled=self._scaled)
             for peer in sent.peers:
-                self._group.post_send(message, peer, Tag.PARTS + self._group.rank)
+                self._leaving.append(self._group.post_send(message, peer, Tag.PARTS + self._group.rank))
         self._unsent.discard(piece)
         self._keep(self._kept(piece))
 
@@ -196,7 +205,7 @@ class RankExchange:
 
     def _keep(self, kept: Iterable[tuple[View, View, bool]]) -> None:
         for source, to, rounds in kept:
-            np.copyto(to, _travelled(source, self._coding) if rounds else source)
+            np.copyto(to, _travelled(source, self._coding, self._scaled) if rounds else source)
 
     def here(self) -> bool:
         """Return whether all that arrives is here; receives are posted where they are not yet."""
@@ -225,6 +234,11 @@ class RankExchange:
         for _ in self.arriving():
             pass
 
+    def sent(self) -> None:
+        """Wait until all that was sent has left: where it lies may be written again."""
+        self._group.wait_sent(self._leaving)
+        self._leaving.clear()
+
     def run(self) -> None:
         """Exchange at once."""
         self.post()
@@ -240,20 +254,20 @@ class RankExchange:
             while waiting and not self._requests[waiting[0]]:  # what has arrived is null
                 first = waiting.popleft()
                 for peer in receives[first].onward:
-                    self._group.post_send(self._opened[first].message, peer, Tag.PARTS + owner)
+                    self._leaving.append(self._group.post_send(self._opened[first].message, peer, Tag.PARTS + owner))
             self._opened[number].take()
             self._here.append(number)
 
     def over(self, direct: Direct) -> Callable[[], None]:
         """Return what exchanges at once by connections of our own, always the same arrays."""
-        coding, by_rows = self._coding, self._by_rows
+        coding, scaled = self._coding, self._scaled
         views = [
             (sent.peers, self._views(piece, sent.parts))
             for piece, sends in self._messages.sends.items()
             for sent in sends
         ]
         # What lies as it travels is sent from there.
-        messages = [packed(own, coding, by_rows=by_rows) for _, own in views]
+        messages = [packed(own, coding, scaled=scaled) for _, own in views]
         fresh = [
             (own, message)
             for (_, own), message in zip(views, messages, strict=True)
@@ -272,7 +286,7 @@ class RankExchange:
 
         def run() -> None:
             for own, message in fresh:
-                message[...] = packed(own, coding, by_rows=by_rows)
+                message[...] = packed(own, coding, scaled=scaled)
             self._keep(kept)
             self._round()
             exchange.run()
@@ -282,7 +296,7 @@ class RankExchange:
 
     def _round(self) -> None:
         for source, place in self._rounded.values():
-            np.copyto(place, _travelled(source, self._coding))
+            np.copyto(place, _travelled(source, self._coding, self._scaled))
 
     def _own(self, number: int, piece: int) -> View:
         """Return an own piece as it is added."""
@@ -339,9 +353,9 @@ def exchanged(group: Group, array: Array, have: Sequence[Box], want: Sequence[Bo
     return out
 
 
-def _travelled(x: View, coding: Coding) -> Array:
+def _travelled(x: View, coding: Coding, scaled: int) -> Array:
     """Return numbers as others get them."""
-    rows = np.empty((x.size // x.shape[-1], x.shape[-1]), np.float32)
+    rows = np.empty(rows_of([x.shape], scaled or 1), np.float32)
     coding.decode(coding.encode(x.reshape(rows.shape)), rows)
     return rows.reshape(x.shape)
 

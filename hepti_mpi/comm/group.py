@@ -57,13 +57,15 @@ class Group:
         """Yield the other ranks, beginning behind this one, so that not all send to the same rank first."""
         return ((self.rank + step) % self.size for step in range(1, self.size))
 
-    def post_send(self, message: Message, peer: int, tag: int) -> None:
+    def post_send(self, message: Message, peer: int, tag: int) -> MPI.Request:
         """Begin to send a C-contiguous array."""
         # All that are on their way are tested in one call: each call lets MPI move everything that it can.
-        for number in sorted(MPI.Request.Testsome([request for request, _ in self._sending]) or [], reverse=True):
-            del self._sending[number]
-        self._sending.append((self._comm.Isend(message, peer, tag), message))
+        MPI.Request.Testsome([request for request, _ in self._sending])
+        self._sending[:] = [own for own in self._sending if own[0]]  # those that have ended are null
+        request = self._comm.Isend(message, peer, tag)
+        self._sending.append((request, message))
         self.traffic.sent_bytes += message.nbytes
+        return request
 
     @contextmanager
     def moving(self) -> Iterator[None]:
@@ -127,9 +129,13 @@ class Group:
 
     def finish_sending(self) -> None:
         """Wait until everything that this rank sent in exchanges has left it."""
+        self.wait_sent([request for request, _ in self._sending])
+        self._sending.clear()
+
+    def wait_sent(self, requests: Sequence[MPI.Request]) -> None:
+        """Wait until some of that has."""
         with self.traffic.waiting():
-            MPI.Request.Waitall([request for request, _ in self._sending])
-            self._sending.clear()
+            MPI.Request.Waitall([*requests])
 
     def barrier(self) -> None:
         """Wait until all ranks are here, without a pause: to measure from the same moment on."""

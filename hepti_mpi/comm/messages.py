@@ -198,18 +198,18 @@ def _sums(
             )
 
 
-def packed(views: Sequence[View], coding: Coding, *, by_rows: bool) -> Message:
+def packed(views: Sequence[View], coding: Coding, *, scaled: int) -> Message:
     """Return the message of parts of values, numbers or bytes.
 
-    By rows every row of a part's last axis has a scale, where numbers travel in few bits, and an array that travels as
-    it lies is sent from there; else the message has one scale, and is always a copy: what computes by pieces, or by
-    tiles, writes the next one in the same place.
+    Where numbers travel in few bits, what lies along so many of a part's last axes has a scale, and an array that
+    travels as it lies is sent from there; 0: the message has one scale, and is always a copy: what computes by pieces,
+    or by tiles, writes the next one in the same place.
     """
     first = views[0]
-    if by_rows and len(views) == 1 and first.flags.c_contiguous:
-        numbers = first.reshape(_rows([first.shape], by_rows=by_rows))
+    if scaled and len(views) == 1 and first.flags.c_contiguous:
+        numbers = first.reshape(rows_of([first.shape], scaled))
     else:
-        numbers, start = np.empty(_rows([view.shape for view in views], by_rows=by_rows), first.dtype), 0
+        numbers, start = np.empty(rows_of([view.shape for view in views], scaled), first.dtype), 0
         flat = numbers.reshape(-1)
         for view in views:
             flat[start : start + view.size].reshape(view.shape)[...] = view
@@ -239,7 +239,7 @@ Rooms = dict[tuple[object, ...], Message]
 
 def opened(
     shapes: Sequence[tuple[int, ...]], places: Sequence[Sequence[Target]], dtype: np.dtype[Any], coding: Coding,
-    *, by_rows: bool, rooms: Rooms | None = None, turn: int = 0,
+    *, scaled: int, rooms: Rooms | None = None, turn: int = 0,
 ) -> Opened:  # fmt: skip
     """Return the place for a message; a part that fills a place of its own arrives there, others are copied.
 
@@ -247,14 +247,14 @@ def opened(
     ----------
     shapes, places
         Of its parts: their shapes, and where they go.
-    dtype, by_rows
+    dtype, scaled
         As in `packed`.
     rooms, turn
         Where it arrives otherwise; None: in an array of its own.
     """
     rooms = {} if rooms is None else rooms
     lies = _lies(shapes, places)
-    shape = _rows(shapes, by_rows=by_rows)
+    shape = rows_of(shapes, scaled)
     key = (turn, *shape, dtype.str)
     if lies is not None:
         numbers = lies.reshape(shape, copy=False)
@@ -287,8 +287,8 @@ def _lies(shapes: Sequence[tuple[int, ...]], places: Sequence[Sequence[Target]])
     return place if place.size == math.prod(shapes[0]) and place.flags.c_contiguous else None
 
 
-def _rows(shapes: Sequence[tuple[int, ...]], *, by_rows: bool) -> tuple[int, int]:
-    """Return the rows of a message, and their width."""
+def rows_of(shapes: Sequence[tuple[int, ...]], scaled: int) -> tuple[int, int]:
+    """Return the rows of a message, each with a scale, and their width; arguments as of `packed`."""
     size = sum(map(math.prod, shapes))
-    width = shapes[0][-1] if by_rows and len(shapes) == 1 else size
+    width = math.prod(shapes[0][-scaled:]) if scaled and len(shapes) == 1 else size
     return size // width, width

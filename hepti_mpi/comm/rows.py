@@ -1,4 +1,4 @@
-"""Rows that come in tiles: gathered where they are wanted, or added up there.
+"""Rows that come in tiles, gathered where they are wanted: between stages, and where links are measured.
 
 A rank's rows come in tiles (`solver.base.spans.tiles`): a finished tile is on its way while the next is computed, and a
 layer computes on those that are here while others are on the wire. An empty span sends nothing.
@@ -6,7 +6,7 @@ layer computes on those that are here while others are on the wire. An empty spa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -19,8 +19,6 @@ from solver.base.arrays import Array
 from solver.base.spans import Partition, Span, tiles
 from solver.plan.layout import Box, Layout
 from solver.plan.routes import Route
-
-Product = Callable[[Span, Array], object]  # computes some rows [rows, width] into an array
 
 
 class RowBlocks(Protocol):
@@ -91,24 +89,13 @@ def in_order(blocks: RowBlocks, tiles: Sequence[Span]) -> Iterator[tuple[int, Sp
 
 @lru_cache(maxsize=256)
 def gathering(
-    rank: int, have: Partition, want: tuple[Span, ...], row: tuple[int, ...], columns: tuple[Span, ...] | None,
-    tile_rows: int, route: Route,
+    rank: int, have: Partition, want: tuple[Span, ...], row: tuple[int, ...], tile_rows: int, route: Route,
 ) -> RankMessages:  # fmt: skip
     """Return a rank's part in giving every rank the rows that it wants; arguments as in `RowExchange`."""
     every = tuple(Span(0, length) for length in row)
     having = Layout(tuple(tuple(Box((tile, *every)) for tile in tiles(own, tile_rows)) for own in have))
-    last = [every[-1]] * len(want) if columns is None else columns
-    wanting = Layout.of(Box((rows, *every[:-1], some)) for rows, some in zip(want, last, strict=True))
+    wanting = Layout.of(Box((rows, *every)) for rows in want)
     return rank_messages(rank, [ItemLayouts(having, wanting, wanting.boxes[rank])], route)
-
-
-@lru_cache(maxsize=256)
-def crossing(rank: int, rows: Partition, parts: tuple[tuple[Span, ...], ...], width: int) -> RankMessages:
-    """Return a rank's part in giving the owners of rows all columns, of which each has some of all rows, in pieces."""
-    everything = Span(0, rows.total)
-    having = Layout(tuple(tuple(Box((everything, columns)) for columns in of_rank) for of_rank in parts))
-    wanting = Layout.of(Box((own, Span(0, width))) for own in rows)
-    return rank_messages(rank, [ItemLayouts(having, wanting, wanting.boxes[rank])])
 
 
 class RowExchange:
@@ -129,26 +116,21 @@ class RowExchange:
         The shape of a row. With scales on the wire, what lies along its last axis has its own.
     own : [own rows, …]
         The own rows, where they lie already; None: they are to be written into `own`.
-    columns
-        For every rank what it needs of a row's last axis; None: all.
     tile_rows, route
         As in the plan.
     """
 
     def __init__(
         self, group: Group, have: Partition, want: Sequence[Span], row: tuple[int, ...], own: Array | None = None, *,
-        columns: Sequence[Span] | None = None, tile_rows: int = 0, route: Route = Route.DIRECT,
+        tile_rows: int = 0, route: Route = Route.DIRECT,
     ) -> None:  # fmt: skip
         mine, wanted = have[group.rank], want[group.rank]
-        some = None if columns is None else tuple(columns)
-        messages = gathering(group.rank, have, tuple(want), row, some, tile_rows, route)
-        width = row[-1] if some is None else some[group.rank].size
-        self.array = np.empty((wanted.size, *row[:-1], width), np.float32)
+        messages = gathering(group.rank, have, tuple(want), row, tile_rows, route)
+        self.array = np.empty((wanted.size, *row), np.float32)
         common = mine.intersect(wanted)
         self.kept = common.within(wanted)
         if own is None:
-            inside = common == mine and width == row[-1]
-            own = self.array[self.kept.slice] if inside else np.empty((mine.size, *row), np.float32)
+            own = self.array[self.kept.slice] if common == mine else np.empty((mine.size, *row), np.float32)
         self.own = own
         self.tiles = tuple(tile.within(mine) for tile in tiles(mine, tile_rows))
         self._wanted = wanted
@@ -192,69 +174,3 @@ def gather_rows(
         yield from exchange
 
     return Tiles(exchange.array, spans())
-
-
-@lru_cache(maxsize=256)
-def summing(
-    rank: int, want: tuple[Span, ...], parts: tuple[Span, ...], width: int, tile_rows: int
-) -> tuple[tuple[Span, ...], RankMessages]:
-    """Return the rows of a rank's summands, and its part in adding them up; arguments as in `sum_rows`."""
-    ranks = list(range(len(want)))
-
-    def summands(own: int) -> tuple[Span, ...]:
-        others = [tile for peer in ranks[own + 1 :] + ranks[:own] for tile in tiles(want[peer], tile_rows)]
-        return tuple(rows for rows in dict.fromkeys([*others, want[own]]) if rows.size and parts[own].size)
-
-    having = Layout(tuple(tuple(Box((rows, parts[own])) for rows in summands(own)) for own in ranks), partial=True)
-    wanting = Layout.of(Box((rows, Span(0, width))) for rows in want)
-    return summands(rank), rank_messages(rank, [ItemLayouts(having, wanting, wanting.boxes[rank])])
-
-
-def sum_rows(
-    group: Group, part: Product, want: Sequence[Span], parts: Sequence[Span], width: int, tile_rows: int = 0
-) -> Array:
-    """Add the ranks' summands on the rows that each rank wants: the reduce-scatter.
-
-    Parameters
-    ----------
-    group
-        The ranks; all call this.
-    part
-        Computes this rank's summand of some rows: the other ranks' rows first, sent a tile at a time, its own last.
-    want
-        For every rank the rows whose sum it needs; disjoint, or all rows of all.
-    parts
-        For every rank the columns of a row that its summands have; a rank with none sends nothing.
-    width
-        Of a row of the sum.
-    tile_rows
-        As in the plan.
-
-    Returns
-    -------
-    [own rows, width]
-        A new array, summed in rank order: the result does not depend on who was first.
-    """
-    own, messages = summing(group.rank, tuple(want), tuple(parts), width, tile_rows)
-    summands = [np.empty((rows.size, parts[group.rank].size), np.float32) for rows in own]
-    total = np.empty((want[group.rank].size, width), np.float32)
-    exchange = RankExchange(group, messages, [ItemArrays(summands, [total])], group.coding)
-    exchange.post()
-    for number, (rows, array) in enumerate(zip(own, summands, strict=True)):
-        part(rows, array)
-        exchange.send(number)
-    exchange.finish()
-    return total
-
-
-def sum_everywhere(
-    group: Group, part: Product, rows: int, parts: Sequence[Span], width: int, tile_rows: int = 0
-) -> Array:
-    """Add the ranks' summands [S, width] on all ranks; arguments as in `sum_rows`, `rows` is S."""
-    everywhere = [Span(0, rows)] * group.size
-    if group.size <= 2:
-        # One swap moves what reduce-scatter and all-gather would move, in one message instead of two.
-        return sum_rows(group, part, everywhere, parts, width)
-    own = Partition.of_shares([1.0] * group.size, rows)
-    x_rows = sum_rows(group, part, own.spans, parts, width, tile_rows)
-    return whole(gather_rows(group, Tiles.here(x_rows), own, everywhere))

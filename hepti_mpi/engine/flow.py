@@ -20,8 +20,8 @@ from typing import Any, Protocol
 
 from hepti_mpi.comm.group import Group
 from hepti_mpi.engine.batch import Batch
+from hepti_mpi.engine.encoder import Look
 from hepti_mpi.engine.stack import Carrying
-from hepti_mpi.engine.steps import Look
 from solver.base import clock
 from solver.base.arrays import Array
 

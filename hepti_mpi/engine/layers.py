@@ -13,12 +13,14 @@ import numpy as np
 from hepti_mpi.base.lacking import Lacking
 from hepti_mpi.engine.load import Done, WeightsSource
 from hepti_mpi.kernels import numpy_kernels
-from hepti_mpi.kernels.products import AddResidual, Graph, Linear, MakeGraph, Norm, Operation
+from hepti_mpi.kernels.products import AddBias, AddResidual, Graph, Linear, MakeGraph, Norm, Operation
 from hepti_mpi.kernels.relative import Relative
 from solver.base.arrays import Array
 from solver.model.blocks import Block, BlockKind
-from solver.model.kinds.attention import Attention
+from solver.model.kinds.attention import FULL_KEYS, Attention
+from solver.model.kinds.join import Join
 from solver.model.kinds.mlp import Mlp
+from solver.model.kinds.norm import InputNorm
 from solver.model.spec import ModelSpec
 from solver.plan.changes import BlockShare, Shares, everything, layer_shares
 from solver.plan.holdings import TensorSlice, end_slices
@@ -35,43 +37,31 @@ Made = TypeVar("Made")
 Makes = Callable[[BlockShare, BlockWeights], Made]
 
 
+Roles = tuple[str, ...]  # of consecutive parts
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockKernels:
     """A rank's share of one block, ready to compute.
 
     Parameters
     ----------
-    into
-        The first products. Of attention by rows: K and V together, then Q; Q alone where K and V are avoided. Of
-        attention by heads: all three at once. Of the MLP: up and its activation; by rows nothing, since `last` has it.
-        Of cut grid: without bias and activation, which go on the sum.
-    into_bias
-        Of cut grid: that bias, of the columns that the rank adds up.
-    out
-        The second product, without bias: of all rows and some inner columns, a summand; or some output columns. Not
-        used by rows, where `last` has it.
-    last
-        Makes the stream that leaves the block, given the residual. By rows it computes everything after the context
-        (attention), or the whole block (MLP); cut to rows, everything after the context or the inner columns. Under
-        other cuts it adds bias and residual, and norms.
-    norm
-        The norm in front, if there is one.
-    width
-        Columns between the two products.
+    graphs
+        By the roles of the parts that each computes, one after the other. Keys and values are one product.
     avoided
         K's and V's weights, where these are not projected.
     relative
         What distances between rows add to the scores of all heads, where they do.
     """
 
-    into: tuple[Graph, ...]
-    into_bias: Array
-    out: Graph
-    last: Graph
-    norm: Graph | None
-    width: int
+    graphs: Mapping[Roles, Graph]
     avoided: numpy_kernels.KeyWeights | None = None
     relative: Relative | None = None
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What tells of which parts it has graphs."""
+        return *self.graphs, self.avoided is None
 
 
 # Of every block of a layer a rank's share; of a decoupled layer those of each of its sub-blocks, or none.
@@ -96,35 +86,46 @@ def block_kernels(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockK
 
 def attention(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:
     """Make the kernels of multi-head attention."""
-    H, weight, bias, avoided = share.block.hidden, w["into"], w["into_bias"], None
-    if share.grid:
-        into = [make([Linear(np.ascontiguousarray(weight.T), None)])]
-    elif weight.size and share.avoided:
-        into = [make([Linear(weight[:H], bias[:H])])]
+    weight, bias, kind, avoided = w["into"], w["into_bias"], share.block.kind, None
+    assert isinstance(kind, Attention)
+    H, into = share.block.hidden, dict[Roles, Sequence[Operation]]()
+    if share.avoided and len(weight):
         # K's bias adds the same to every score of a query, which a softmax does not see.
         avoided = numpy_kernels.KeyWeights(weight[H : 2 * H], weight[2 * H :], bias[2 * H :])
-    elif weight.size and share.alone:
-        # K and V first: they travel while Q is computed.
-        into = [make([Linear(weight[rows], bias[rows])]) for rows in (slice(H, None), slice(H))]
+        into["queries",] = [Linear(weight[:H], bias[:H])]
     else:
-        into = [make([Linear(weight, bias)])] * 2
-    kernels = finished(make, share, into, [Linear(w["out"], None)], w, weight.shape[0] // 3, avoided)
-    assert isinstance(share.block.kind, Attention)
-    if not share.block.kind.buckets:
-        return kernels
-    return replace(kernels, relative=Relative(w["relative"].reshape(-1, share.block.kind.buckets)))
+        third = len(weight) // 3  # of a grid biases are of other heads than weights
+        of_bias = len(bias) // 3
+        into |= _first("queries", share, weight[:third], bias[:of_bias])
+        into |= _first(FULL_KEYS, share, weight[third:], bias[of_bias:])
+    kernels = finished(make, share, into, {"output": Linear(w["out"], None)}, w)
+    relative = Relative(w["relative"].reshape(-1, kind.buckets)) if kind.buckets else None
+    return replace(kernels, avoided=avoided, relative=relative)
 
 
 def mlp(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:
     """Make the kernels of the feed-forward block."""
     assert isinstance(share.block.kind, Mlp)
-    up, down = Linear(w["into"], w["into_bias"], share.block.kind.activation), Linear(w["out"], None)
-    if share.grid:
-        up = Linear(np.ascontiguousarray(w["into"].T), None)
+    weight, bias, activation = w["into"], w["into_bias"], share.block.kind.activation
+    down = Linear(w["out"], None)
     # By rows in one graph, but where another stage has the other half.
-    apart = not share.alone or not (w["into"].size and w["out"].size)
-    into, rest = ([make([up])], [down]) if apart else ([], [up, down])
-    return finished(make, share, into, rest, w, w["into"].shape[0])
+    if share.alone and len(weight) and len(w["out"]):
+        return finished(make, share, {}, {"up": Linear(weight, bias, activation), "down": down}, w)
+    return finished(make, share, _first("up", share, weight, bias, activation), {"down": down}, w)
+
+
+def _first(
+    role: str, share: BlockShare, weight: Array, bias: Array, activation: str = "identity"
+) -> dict[Roles, Sequence[Operation]]:
+    """Return a block's first product; of a grid a summand of it, and what is made of the sum."""
+    found: dict[Roles, Sequence[Operation]] = {}
+    if not share.grid:
+        return {(role,): [Linear(weight, bias, activation)]} if weight.size else found
+    if weight.size:
+        found[f"summed {role}",] = [Linear(np.ascontiguousarray(weight.T), None)]
+    if bias.size:
+        found[f"added {role}",] = [AddBias(bias, activation)]
+    return found
 
 
 # By the class of a block's kind: what makes its kernels.
@@ -135,17 +136,24 @@ KINDS: dict[type[BlockKind], Callable[[MakeGraph, BlockShare, BlockWeights], Blo
 
 
 def finished(
-    make: MakeGraph, share: BlockShare, into: Sequence[Graph], rest: Sequence[Operation], w: BlockWeights, width: int,
-    avoided: numpy_kernels.KeyWeights | None = None,
+    make: MakeGraph, share: BlockShare, into: Mapping[Roles, Sequence[Operation]], rest: Mapping[str, Linear],
+    w: BlockWeights,
 ) -> BlockKernels:  # fmt: skip
-    """Make a block's kernels, of which `rest` are the products after `into`, and then come residual and norm."""
+    """Make a block's kernels, of which `rest` are the products after `into`, by their roles, and then come the join."""
     stream = share.block.stream
     norm = Norm(w["norm"], w["norm_bias"], stream.eps)
-    after: list[Operation] = [AddResidual(w["out_bias"]), *([norm] if stream.sum_norms else [])]
-    last = make([*rest, *after] if share.closes else after)
-    out = last if share.closes else make(rest)
-    in_front = make([norm]) if stream.pre_norms else None
-    return BlockKernels(tuple(into), w["into_bias"], out, last, in_front, width, avoided)
+    join: list[Operation] = [AddResidual(w["out_bias"]), *([norm] if stream.sum_norms else [])]
+    graphs = dict(into)
+    if stream.pre_norms:
+        graphs[InputNorm.name,] = [norm]
+    if all(own.weight.size for own in rest.values()):
+        if share.closes:
+            graphs[(*rest, Join.name)] = [*rest.values(), *join]
+        else:
+            graphs[(*rest,)] = [*rest.values()]
+    if not share.closes:
+        graphs[Join.name,] = join
+    return BlockKernels({roles: make(operations) for roles, operations in graphs.items()})
 
 
 def load(

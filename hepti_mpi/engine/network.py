@@ -17,13 +17,14 @@ import numpy as np
 
 from hepti_mpi.base.lacking import Lacking
 from hepti_mpi.base.memory import free_bytes, give_back
+from hepti_mpi.comm.exchange import RankExchange
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.trace import Trace
 from hepti_mpi.comm.wires import Coding
 from hepti_mpi.engine.batch import Batch
+from hepti_mpi.engine.encoder import Look
 from hepti_mpi.engine.load import Done, Preparation, WeightsSource
 from hepti_mpi.engine.stack import Carrying, Meter, metered
-from hepti_mpi.engine.steps import Look
 from hepti_mpi.engine.tiles import TileTasks
 from hepti_mpi.kernels.slab import Bind, MakeBind, PieceGraph, Shared, Slab, session
 from hepti_mpi.program.compiled import BoundExchange, Compiled, CompiledCall
@@ -127,24 +128,23 @@ class NetworkProgram(Compiled):
     def _coding(self, step: OwnExchange) -> Coding:
         return self._group.coding
 
-    def _name(self, step: OwnStep) -> str:
+    def _name(self, step: OwnPiece | OwnTiles) -> str:
         """Return a segment's name: of its first and last node."""
-        assert isinstance(step, OwnPiece | OwnTiles)
         own = self._net.nodes[step.shares.segment.nodes.slice]
         return " to ".join(dict.fromkeys([own[0].name, own[-1].name])) if own else "brings"
 
-    def _computing(self, step: OwnStep, called: Called) -> list[CompiledCall]:
-        rank = self._group.rank
+    def _computing(self, step: OwnStep, called: Called, comes: RankExchange | None) -> list[tuple[str, CompiledCall]]:
+        assert isinstance(step, OwnPiece | OwnTiles)
+        name, rank = self._name(step), self._group.rank
         if isinstance(step, OwnPiece):
             piece = self._pieces_of(step.shares, rank)[step.number]
             slab = self._slab(piece, self._shared({**step.leaving, **step.between, **step.coming}))
             self._pieces.append(slab)
-            return [slab.run]
-        assert isinstance(step, OwnTiles)
+            return [(name, slab.run)]
         pieces, shared = tile_pieces(step.shares), self._shared(step.room, in_place=True)
         slabs = {number: self._slab(pieces[number], shared) for number in step.shares.able(rank)}
         parts = [(self._arrays(needed), self._arrays(left)) for needed, left in of_tiles(self._net, step, rank)]
-        return [TileTasks(step.shares, self._group, slabs, parts).run]
+        return [(name, TileTasks(step.shares, self._group, slabs, parts).run)]
 
     def _arrays(self, lies: Lies) -> dict[str, Numbers]:
         return {name: self._memory.view(*own) for name, own in lies.items()}

@@ -17,10 +17,9 @@ from hepti_mpi.comm.rows import Tiles, gather_rows, whole
 from hepti_mpi.comm.trace import Trace
 from hepti_mpi.comm.wires import EXACT, Coding, coding
 from hepti_mpi.engine.batch import Batch
+from hepti_mpi.engine.encoder import Look, StageShare
 from hepti_mpi.engine.layers import LayerKernels
 from hepti_mpi.engine.replica import ReplicaPath
-from hepti_mpi.engine.steps import Look, StageShare, run_layers
-from hepti_mpi.engine.stream import Pass, Stream
 from hepti_mpi.kernels.products import Backend
 from solver.base import clock
 from solver.base.arrays import FLOAT_BYTES, Array
@@ -179,7 +178,7 @@ class Stack:
                     self._groups[ranks] = self._world.subgroup(ranks)
                 if rank in ranks:
                     self._group = self._groups[ranks]
-                    self._share = StageShare.of(self._spec, plan, stage, stage.active, self.layers)
+                    self._share = StageShare(self._spec, plan, stage, stage.active, self.layers)
 
     @property
     def active(self) -> bool:
@@ -254,10 +253,9 @@ class Stack:
             if hop == mine:
                 assert self._group is not None
                 assert self._share is not None
-                self._group.coding = EXACT if exact else self._within_stages
-                run = Pass(self._spec, batch, self._group, self.plan.tile_rows, self._backend)
-                entering = Stream(Tiles.here(here), path.rows_into(hop, rows))
-                computing, worked_s, ends = run_layers(entering, self._share, run, look), 0.0, False
+                coding = EXACT if exact else self._within_stages
+                computing = self._share.run(here, batch, self._group, coding, self._backend, look)
+                worked_s, ends = 0.0, False
                 # The batch before goes on to the next stage, and the next one comes.
                 with self._world.moving() if len(path.stages) > 1 else nullcontext():
                     while not ends:
@@ -265,10 +263,7 @@ class Stack:
                         try:
                             next(computing)
                         except StopIteration as end:
-                            # To the end, before this rank waits for others' results: they may wait for its rows in the
-                            # last block.
-                            (stream, plan), ends = end.value, True
-                            x_out = whole(stream.blocks)
+                            (x_out, plan), ends = end.value, True
                         worked_s += clock.now() - started
                         if not ends:
                             yield hop, None

@@ -79,7 +79,7 @@ class TileTasks:
             slab.run()
             self.computed += 1
             for views in _messages(_arrays(slab.leaves)):
-                self.group.post_send(packed(views, self.group.coding, by_rows=False), 0, Tag.TILE)
+                self.group.post_send(packed(views, self.group.coding, scaled=0), 0, Tag.TILE)
 
     def _receive(self, message: Message) -> Message:
         self.group.wait_some([self.group.post_receive(message, 0, Tag.TILE)])
@@ -151,7 +151,7 @@ class Gateway:
         while len(given) < 2 and (number := self._next(peer, idle=not given)) is not None:
             self._group.post_send(np.array([number]), peer, Tag.TILE)
             for views in _messages(self._tasks.needed(number)):
-                self._group.post_send(packed(views, self._group.coding, by_rows=False), peer, Tag.TILE)
+                self._group.post_send(packed(views, self._group.coding, scaled=0), peer, Tag.TILE)
             given.append(number)
             if len(given) == 1:
                 self._expect(peer)
@@ -195,4 +195,4 @@ def _messages(parts: Parts) -> list[list[View]]:
 def _awaited(views: Sequence[View], coding: Coding) -> Opened:
     """Return the place for a message that fills these arrays."""
     places = [[((), view)] for view in views]
-    return opened([view.shape for view in views], places, views[0].dtype, coding, by_rows=False)
+    return opened([view.shape for view in views], places, views[0].dtype, coding, scaled=0)

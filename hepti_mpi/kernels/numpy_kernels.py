@@ -88,7 +88,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 def attend(
     q: Array, k: Array, v: Array, pieces: Iterable[tuple[slice, slice]], head_dim: int,
-    added: Sequence[Array] = (),
+    added: Sequence[Array] = (), out: Array | None = None,
 ) -> Array:  # fmt: skip
     """Return softmax(q kᵀ / √d + added) v for every head and request.
 
@@ -104,12 +104,14 @@ def attend(
         d.
     added
         For every request what is added to its scores [heads, rows, keys]; empty: nothing is.
+    out
+        Where to put it.
 
     Returns
     -------
     [rows, heads d]
     """
-    context = np.empty(q.shape, np.float32)
+    context = np.empty(q.shape, np.float32) if out is None else out
     scale = 1 / math.sqrt(head_dim)
     for number, (rows, keys) in enumerate(pieces):
         # One head at a time: its scores [rows, keys] stay in cache through product, softmax and product.
@@ -134,7 +136,7 @@ class KeyWeights:
 
 def attend_without_keys(
     q: Array, x: Array, w: KeyWeights, pieces: Sequence[tuple[slice, slice]], head_dim: int,
-    added: Sequence[Array] = (),
+    added: Sequence[Array] = (), out: Array | None = None,
 ) -> Array:  # fmt: skip
     """Attend without computing K and V: per head (q W_k) Xᵀ for the scores and (weights X) W_v (Voltage, ICDCS 2024).
 
@@ -148,7 +150,7 @@ def attend_without_keys(
         Weights, and for every request its rows and its keys.
     head_dim
         d.
-    added
+    added, out
         As in `attend`.
 
     Returns
@@ -158,7 +160,7 @@ def attend_without_keys(
     """
     H = x.shape[1]
     heads = [slice(start, start + head_dim) for start in range(0, H, head_dim)]
-    context = np.empty(q.shape, np.float32)
+    context = np.empty(q.shape, np.float32) if out is None else out
     for number, (rows, keys) in enumerate(pieces):
         wide = np.stack([q[rows, head] @ w.key[head] for head in heads])  # [A, rows, H]
         scores = wide.reshape(-1, H) @ x[keys].T

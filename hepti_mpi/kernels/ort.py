@@ -26,7 +26,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from hepti_mpi.base.memory import give_back
 from hepti_mpi.kernels import numpy_kernels
 from hepti_mpi.kernels.kinds.held import Known
-from hepti_mpi.kernels.products import AddResidual, Backend, Graph, Linear, Norm, Operation, numpy_graph
+from hepti_mpi.kernels.products import AddBias, AddResidual, Backend, Graph, Linear, Norm, NumpyGraph, Operation
 from solver.base.arrays import Array, Numbers
 from solver.base.environment import int8_overflows, omp_threads
 
@@ -61,7 +61,7 @@ MakeLinear = Callable[[Linear, str, str, str], Nodes]
 def make_graph(operations: Sequence[Operation], linear: MakeLinear) -> Graph:
     """Make a graph of one session, which keeps packed copies of the weights: the arrays may be freed."""
     if any(isinstance(operation, Linear) and not operation.weight.size for operation in operations):
-        return numpy_graph(operations)
+        return NumpyGraph(operations)
     values = ["x", *(f"h{number}" for number in range(1, len(operations))), "y"]
     parts = [
         _nodes(operation, linear, *ends, f"{number}.")
@@ -77,16 +77,32 @@ def make_graph(operations: Sequence[Operation], linear: MakeLinear) -> Graph:
         {name: array for part in parts for name, array in part.packed.items()},
     )
 
-    def graph(x: Array, out: Array | None = None, residual: Array | None = None) -> Array:
-        y = np.empty((x.shape[0], width), np.float32) if out is None else out
-        if y.size:
-            session.run({"x": x} if residual is None else {"x": x, "residual": residual}, {"y": y})
-        return y
-
+    graph = SessionGraph(session, width)
     # A session's first run allocates what it keeps. Behind the tensors of many rows that would leave a hole in the heap
     # for every product: of 12 layers of bert-large, 256 rows, 150 MiB in int8 and 60 in float32.
     graph(np.zeros((1, inner), np.float32), residual=np.zeros((1, width), np.float32) if adds else None)
     return graph
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SessionGraph:
+    """A graph of one session, whose rows are so wide."""
+
+    session: Session
+    width: int
+
+    def __call__(self, x: Array, out: Array | None = None, residual: Array | None = None) -> Array:
+        """Compute."""
+        y = np.empty((x.shape[0], self.width), np.float32) if out is None else out
+        if y.size:
+            self.session.run({"x": x} if residual is None else {"x": x, "residual": residual}, {"y": y})
+        return y
+
+    def bound(
+        self, x: Array, out: Array, residual: Array | None = None, known: Known | None = None
+    ) -> Callable[[], object]:
+        """Return a call."""
+        return self.session.bound({"x": x} if residual is None else {"x": x, "residual": residual}, {"y": out}, known)
 
 
 def _width(operation: Operation) -> tuple[int, int]:
@@ -105,6 +121,10 @@ def _nodes(operation: Operation, linear: MakeLinear, x: str, y: str, prefix: str
     if isinstance(operation, Norm):
         node = helper.make_node("LayerNormalization", [x, weight, bias], [y], axis=-1, epsilon=operation.eps)
         return Nodes([node], {weight: operation.weight, bias: operation.bias}, {})
+    if isinstance(operation, AddBias):
+        last = y if operation.activation == "identity" else sum_of
+        add = helper.make_node("Add", [x, bias], [last])
+        return Nodes([add, *activate(operation.activation, sum_of, y)], {bias: operation.bias}, {})
     nodes = [helper.make_node("Add", [x, "residual"], [sum_of]), helper.make_node("Add", [sum_of, bias], [y])]
     return Nodes(nodes, {bias: operation.bias}, {})
 
@@ -126,9 +146,11 @@ def activate(activation: str, h: str, y: str) -> list[NodeProto]:
     return [helper.make_node(operator, [h], [y], domain=domain)]
 
 
-def attend(q: Array, k: Array, v: Array, pieces: Iterable[tuple[slice, slice]], head_dim: int) -> Array:
+def attend(
+    q: Array, k: Array, v: Array, pieces: Iterable[tuple[slice, slice]], head_dim: int, *, out: Array | None = None
+) -> Array:
     """Return softmax(q kᵀ / √d) v for every head and request; arguments as in `numpy_kernels.attend`."""
-    context = np.empty(q.shape, np.float32)
+    context = np.empty(q.shape, np.float32) if out is None else out
     for rows, keys in pieces:
         inputs = {"q": q[rows], "k": k[keys], "v": v[keys]}
         if context[rows].size:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from hepti_mpi.comm.wires import Cast
 from hepti_mpi.kernels import numpy_kernels
+from hepti_mpi.kernels.kinds.held import Known
 from solver.base.arrays import Array
 
 
@@ -23,6 +25,14 @@ class Linear:
 
     weight: Array
     bias: Array | None
+    activation: str = "identity"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AddBias:
+    """x [rows, out] -> act(x + b): what is made of a sum of products."""
+
+    bias: Array
     activation: str = "identity"
 
 
@@ -42,7 +52,7 @@ class Norm:
     eps: float
 
 
-Operation = Linear | AddResidual | Norm
+Operation = Linear | AddBias | AddResidual | Norm
 
 
 class Graph(Protocol):
@@ -50,6 +60,14 @@ class Graph(Protocol):
 
     def __call__(self, x: Array, out: Array | None = None, residual: Array | None = None) -> Array:
         """Compute."""
+
+    def bound(
+        self, x: Array, out: Array, residual: Array | None = None, known: Known | None = None
+    ) -> Callable[[], object]:
+        """Return a call that computes always these arrays, of one row or more; all are contiguous.
+
+        What it takes of an array is made once, and in `known`.
+        """
 
 
 class MakeGraph(Protocol):
@@ -62,7 +80,10 @@ class MakeGraph(Protocol):
 class Attend(Protocol):
     """Attention over all keys at once, as `numpy_kernels.attend`."""
 
-    def __call__(self, q: Array, k: Array, v: Array, pieces: Iterable[tuple[slice, slice]], head_dim: int) -> Array:
+    def __call__(
+        self, q: Array, k: Array, v: Array, pieces: Iterable[tuple[slice, slice]], head_dim: int,
+        *, out: Array | None = None,
+    ) -> Array:  # fmt: skip
         """Compute."""
 
 
@@ -87,16 +108,24 @@ class Backend:
         return self.graph([Linear(weight, bias, activation)])
 
 
-def numpy_graph(operations: Sequence[Operation]) -> Graph:
-    """Make a graph of numpy's; it packs the weights anew at every call."""
-    last = operations[-1]
+@dataclass(frozen=True, slots=True, eq=False)
+class NumpyGraph:
+    """A graph of numpy's; it packs the weights anew at every call."""
 
-    def graph(x: Array, out: Array | None = None, residual: Array | None = None) -> Array:
-        for operation in operations:
+    operations: Sequence[Operation]
+
+    def __call__(self, x: Array, out: Array | None = None, residual: Array | None = None) -> Array:
+        """Compute."""
+        last = self.operations[-1]
+        for operation in self.operations:
             x = _computed(operation, x, residual, out if operation is last else None)
         return x
 
-    return graph
+    def bound(
+        self, x: Array, out: Array, residual: Array | None = None, known: Known | None = None
+    ) -> Callable[[], object]:
+        """Return a call."""
+        return partial(self, x, out, residual)
 
 
 def _computed(operation: Operation, x: Array, residual: Array | None, out: Array | None) -> Array:
@@ -107,10 +136,12 @@ def _computed(operation: Operation, x: Array, residual: Array | None, out: Array
         total = np.add(x, residual, out=out)
         total += operation.bias
         return total
+    if isinstance(operation, AddBias):
+        return numpy_kernels.ACTIVATIONS[operation.activation](np.add(x, operation.bias, out=out))
     if operation.bias is None:
         return np.matmul(x, operation.weight, out=out)
     y = numpy_kernels.linear(x, operation.weight, operation.bias, out)
     return numpy_kernels.ACTIVATIONS[operation.activation](y)
 
 
-NUMPY = Backend(numpy_graph, numpy_kernels.attend, numpy_kernels.attend_part, np.copyto)
+NUMPY = Backend(NumpyGraph, numpy_kernels.attend, numpy_kernels.attend_part, np.copyto)

@@ -112,7 +112,7 @@ class Conductor:
         return self._batches
 
     def look(self, layer: int) -> tuple[Plan, Sequence[LayerKernels]] | None:
-        """Do rank 0's part in looks before a layer, as `run_layers` asks."""
+        """Do rank 0's part in looks before a layer, as `StageShare.run` asks."""
         if layer - HEARD in self.looks:
             started = clock.now()
             self._give_word(layer - HEARD + HOLDS)

@@ -45,7 +45,7 @@ class Member:
         )  # fmt: skip
 
     def look(self, step: BatchOrder, layer: int) -> tuple[Plan, Sequence[LayerKernels]] | None:
-        """Do this rank's part in looks before a layer, as `run_layers` asks."""
+        """Do this rank's part in looks before a layer, as `StageShare.run` asks."""
         if layer - HOLDS in step.looks and (word := self.group.decisions.take()) is not None:
             plan = cast(Plan, word)
             return plan, self.mover.kernels(plan)

@@ -17,7 +17,7 @@ from solver.model.blocks import Cut
 from solver.model.spec import ModelSpec
 from solver.plan.holdings import alike
 from solver.plan.plan import Plan
-from solver.schedule.encoders.steps import ByTiles, Close, Lay, block_steps, flop_of_rows
+from solver.schedule.encoders.steps import flop_of_rows
 
 HEARD, HOLDS = 1, 2
 # A look takes 0.06 ms of rank 0 and 0.04 of the others, four ranks on one host, and several times that on a board: less
@@ -37,30 +37,18 @@ def looks(layers: int, seconds: float) -> tuple[int, ...]:
 
 
 def done_before(spec: ModelSpec, plan: Plan, rows: int, layer: int) -> Floats:
-    """Return how much of its compute of a request every rank has done when it asks for a layer, [p].
-
-    What stands behind the last exchange of the layer before is computed when the next block asks for it: what is cut by
-    rows, and the second product of the block before that.
-    """
+    """Return how much of its compute of a request every rank has done before a layer, [p]."""
     done, total = np.zeros((2, len(plan.devices)))
     for start, count, cuts in alike(spec, plan.stages[0]):
-        span, pending = Span(start, start + count), np.zeros(len(plan.devices))
-        flop = pending
+        span, flop = Span(start, start + count), np.zeros(len(plan.devices))
         for block, cut in zip(spec.run(start).blocks, cuts, strict=True):
             shared = cut.shared(rows)
             behind = cut.row_partition(rows) if cut.cut is Cut.TO_ROWS else None
-            first, second = (
+            flop += sum(
                 flop_of_rows(block, half, rows) * np.array(own.counts) / own.total
                 for half, own in zip(EACH_HALF, (shared, behind or shared), strict=True)
             )
-            flop = flop + first + second
-            if all(isinstance(step, Lay | ByTiles | Close) for step in block_steps(block, cut)):
-                pending = pending + first + second
-            else:
-                pending = (cut.cut is not Cut.COLUMNS) * second
         done += span.intersect(Span(0, layer)).size * flop
-        if span.start < layer <= span.stop:
-            done -= pending
         total += span.size * flop
     done[total == 0], total[total == 0] = layer, spec.layers
     return np.asarray(done / total)

@@ -11,20 +11,14 @@ from functools import partial
 import numpy as np
 
 from hepti_mpi.comm.group import Group
-from hepti_mpi.comm.rows import RowExchange, Tiles, whole
-from hepti_mpi.engine.batch import Batch
-from hepti_mpi.engine.layers import BlockKernels
-from hepti_mpi.engine.steps import run_block
-from hepti_mpi.engine.stream import Pass, Stream
+from hepti_mpi.comm.rows import RowExchange, whole
 from hepti_mpi.kernels.products import AddResidual, Backend, Norm
 from hepti_mpi.measure.timing import TimedCall, seconds_of
 from solver.base import clock
 from solver.base.arrays import Array
 from solver.base.spans import Partition, Span
 from solver.cluster.curves import Curve, Curves, Floats, Kernel
-from solver.model.blocks import Cut
 from solver.model.spec import ModelSpec, encoder_blocks
-from solver.plan.plan import BlockPlan, StreamLayout
 from solver.schedule.timing import UNREST_S
 
 # No multiples of 4, but for the last: a kernel works on so many rows at once, and shares are seldom multiples. 40 rows
@@ -116,16 +110,16 @@ def kernel_grids(spec: ModelSpec, backend: Backend, group: Group) -> Mapping[Ker
 
     # A block of which only the products are missing.
     norm = Norm(vector[:H], vector[:H], block.stream.eps)
-    last = backend.graph([AddResidual(vector[:H]), *([norm] if block.stream.sum_norms else [])])
-    nothing = BlockKernels((), vector, last, last, backend.graph([norm]) if block.stream.pre_norms else None, F)
+    closes = backend.graph([AddResidual(vector[:H]), *([norm] if block.stream.sum_norms else [])])
+    begins = [backend.graph([norm])] * block.stream.pre_norms
 
     def pass_on(rows: int, _: int) -> TimedCall:
-        plan = BlockPlan(mlp.name, Cut.ROWS, norm=StreamLayout.ROWS, rows=(1.0,))
-        run = Pass(spec, Batch.of_lengths([rows]), group.alone, 0, backend)
+        own, out = x[:rows], np.empty((rows, H), np.float32)
+        calls = [*(graph.bound(own, out) for graph in begins), closes.bound(own, out, own)]
 
         def pass_a_block() -> None:
-            stream = Stream(Tiles.here(x[:rows]), plan.row_partition(rows))
-            whole(run_block(stream, block, [nothing], plan, run).blocks)
+            for call in calls:
+                call()
 
         return pass_a_block
 

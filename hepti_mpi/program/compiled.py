@@ -7,10 +7,10 @@ all else is here: what is sent when, where it comes from and where it arrives.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import groupby
+from itertools import groupby, zip_longest
 from operator import itemgetter
 
 import numpy as np
@@ -22,7 +22,7 @@ from hepti_mpi.comm.messages import RankMessages, Rooms, rank_messages
 from hepti_mpi.comm.wires import Coding
 from solver.base.arrays import Numbers
 from solver.plan.layout import Box
-from solver.schedule.places import OwnExchange, OwnStep, Places, Used
+from solver.schedule.places import OwnCompute, OwnExchange, OwnStep, Places, Used
 from solver.schedule.schedule import Called
 
 CompiledCall = Callable[[], object]
@@ -83,16 +83,24 @@ class Compiled(ABC):
         ]
 
     @abstractmethod
-    def _computing(self, step: OwnStep, called: Called) -> Sequence[CompiledCall]:
-        """Bind what computes a step, and return the calls."""
+    def _computing(
+        self, step: OwnStep, called: Called, comes: RankExchange | None
+    ) -> Iterable[tuple[str, CompiledCall]]:
+        """Bind what computes a step; give the calls, each with its name in traces, "" if it is not in them.
+
+        Parameters
+        ----------
+        comes
+            What arrives meanwhile, and is taken to its end; mostly nothing does.
+        """
+
+    def _makes(self, step: OwnStep, called: Called, exchange: OwnExchange, its: Called) -> bool:
+        """Return whether a computation makes a piece of what is exchanged next, where values are called so."""
+        return True
 
     @abstractmethod
     def _coding(self, step: OwnExchange) -> Coding:
         """Return how the numbers of an exchange travel."""
-
-    def _name(self, step: OwnStep) -> str:
-        """Return what a computation is called in traces; "": it is not in them."""
-        return ""
 
     def _run(self) -> None:
         """Run all calls."""
@@ -113,19 +121,31 @@ class Compiled(ABC):
         Where receives are posted ahead, each piece is sent once it is computed: the exchange that follows has begun.
         """
         own = [(step, called) for step, called in every if isinstance(step, OwnExchange)]
-        exchanges = iter([self._exchange(step, called) for step, called in own])
-        following, sent = next(exchanges, None), 0
-        for step, called in every:
+        exchanges = iter([(self._exchange(step, called), step, called) for step, called in own])
+        none = None, None, str
+        (following, then, its), posted, sent = next(exchanges, none), False, 0
+        comes: BoundExchange | None = None  # what the computation at hand begins with while it arrives
+        for (step, called), (after, _) in zip_longest(every, every[1:], fillvalue=(None, str)):
+            assert step is not None
             if isinstance(step, OwnExchange):
-                yield from (("", call) for call in (following.ending(sent) if following else ()))
-                following, sent = next(exchanges, None), 0
+                comes = following if isinstance(after, OwnCompute) and after.as_comes else None
+                ending = following.ending(sent, posted=posted, comes=comes is not None) if following else ()
+                yield from (("", call) for call in ending)
+                (following, then, its), posted, sent = next(exchanges, none), False, 0
                 continue
-            name, ahead = self._name(step), following.exchange if following and following.own.ahead else None
-            if ahead and not sent:
-                yield "", ahead.post
-            yield from ((name, call) for call in self._computing(step, called))
-            if ahead:
-                yield name, partial(ahead.send, sent)
+            ahead, name = following if following and following.own.ahead else None, ""
+            post = [ahead.exchange.post] if ahead and not posted else []
+            posted = posted or bool(post)
+            if comes is None:
+                yield from ((name, call) for call in post)
+            for name, call in self._computing(step, called, comes.exchange if comes else None):
+                yield name, call
+            if comes is not None:  # one exchange runs at a time: messages share where they arrive
+                last = [comes.exchange.sent] if comes.own.by_rows else []
+                yield from ((name, call) for call in (*last, *post))
+            comes = None
+            if ahead and then and sent < ahead.exchange.pieces and self._makes(step, called, then, its):
+                yield name, partial(ahead.exchange.send, sent)
                 sent += 1
 
     def _exchange(self, step: OwnExchange, called: Called) -> BoundExchange | None:
@@ -151,36 +171,52 @@ class Compiled(ABC):
         layouts = [item.layouts for item in items]
         what = own, *(some.kind for some in layouts)
         if what not in self._messages:
-            self._messages[what] = rank_messages(self._group.rank, layouts)
+            self._messages[what] = rank_messages(self._group.rank, layouts, step.route)
         exchange = RankExchange(
             self._group, self._messages[what], [item.arrays for item in items], coding,
-            by_rows=step.by_rows, equal=step.equal, rooms=self._rooms,
+            scaled=step.scaled, equal=step.equal, rooms=self._rooms,
         )  # fmt: skip
-        return BoundExchange(own, exchange, self._group, self._direct)
+        return BoundExchange(own, exchange, self._direct)
 
 
 class BoundExchange:
     """An exchange between a rank's places.
 
+    These are written again in the pass: where it sends from there, it ends when that has left.
+
     Parameters
     ----------
     own, exchange
         The rank's part, and what runs it.
-    group, direct
+    direct
         As of `Compiled`.
     """
 
-    def __init__(self, own: OwnExchange, exchange: RankExchange, group: Group, direct: Direct | None) -> None:
+    def __init__(self, own: OwnExchange, exchange: RankExchange, direct: Direct | None) -> None:
         self.own, self.exchange = own, exchange
         self._at_once: list[CompiledCall] = [exchange.run]
         if direct is not None and own.by_sockets:
             self._at_once = [exchange.over(direct)]
-        elif own.by_rows:  # places are written again in this pass, and what is sent lies there
-            self._at_once.append(group.finish_sending)
+        elif own.by_rows:
+            self._at_once.append(exchange.sent)
 
-    def ending(self, sent: int) -> list[CompiledCall]:
-        """Return the calls after which all is here, when so many pieces have been sent already."""
-        if not sent:
-            return self._at_once
+    def ending(self, sent: int, *, posted: bool = False, comes: bool = False) -> list[CompiledCall]:
+        """Return the calls after which all is here.
+
+        Parameters
+        ----------
+        sent
+            How many pieces have been sent already.
+        posted
+            Whether receives have been posted already.
+        comes
+            Whether what arrives is taken by what is computed next: then all that is left to do is sent.
+        """
         exchange = self.exchange
-        return [*(partial(exchange.send, piece) for piece in range(sent, exchange.pieces)), exchange.finish]
+        if not (posted or comes):
+            return self._at_once
+        calls: list[CompiledCall] = [] if posted else [exchange.post]
+        calls += [partial(exchange.send, piece) for piece in range(sent, exchange.pieces)]
+        if not comes:
+            calls += [exchange.finish, *([exchange.sent] if self.own.by_rows else [])]
+        return calls

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from hepti_mpi.comm.direct import Direct
+from hepti_mpi.comm.exchange import RankExchange
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.wires import EXACT, Coding
 from hepti_mpi.kernels.kinds.held import Known
@@ -86,8 +87,13 @@ class Program(Compiled):
     def _coding(self, step: OwnExchange) -> Coding:
         return self._wire if any(map(self._share.passes.coded, step.steps)) else EXACT
 
-    def _computing(self, step: OwnStep, called: Called) -> list[CompiledCall]:
+    def _computing(
+        self, step: OwnStep, called: Called, comes: RankExchange | None
+    ) -> Iterable[tuple[str, CompiledCall]]:
         assert isinstance(step, OwnCompute)
+        return (("", call) for call in self._calls(step, called))
+
+    def _calls(self, step: OwnCompute, called: Called) -> list[CompiledCall]:
         calls: list[CompiledCall] = []
         if not step.run:
             return calls

@@ -30,7 +30,7 @@ from solver.plan.holdings import all_weights_bytes
 from solver.plan.plan import Plan
 from solver.programs.lengths import for_rows
 from solver.programs.planner import Solution
-from solver.schedule.encoders.cost import plan_seconds, predict, setting
+from solver.schedule.encoders.cost import predict, request_seconds, setting
 from solver.schedule.encoders.memory import holds_all, needed_bytes
 from solver.schedule.exchange import Mask
 from solver.systems.sequence import rows_plan
@@ -233,7 +233,7 @@ class Replanner:
 
     def _seconds(self, now: Cluster, plan: Plan) -> float:
         """Return what a request takes under a plan."""
-        return plan_seconds(setting(self._spec, now, plan.rows), plan)
+        return request_seconds(setting(self._spec, now, plan.rows), plan)
 
     def _is_worth(self, plan: Plan, before_s: float, least_gain: float = LEAST_GAIN) -> bool:
         """Return whether a plan saves enough, and more than moving to it takes."""

@@ -117,6 +117,10 @@ class BlockKind:
         """Return such a block that shares out what it keeps of tokens: of every sum(dealt) each rank has so many."""
         return self
 
+    def asked(self, requests: tuple[int, ...]) -> Self:
+        """Return such a block over a batch of requests, each of so many rows, one after the other."""
+        return self
+
     def units(self, share: Span) -> dict[str, int]:
         """Return how many units of every axis of its tensors a share of its own axis needs."""
         return {self.axis: share.size}

@@ -22,9 +22,9 @@ from solver.model.blocks import BlockKind, check_types, one_of, told
 from solver.model.kinds.embedding import Embedding
 from solver.model.kinds.every import KINDS
 from solver.model.kinds.head import Head
-from solver.model.kinds.join import Join
 from solver.model.kinds.part import ROW, Part, Residual, Value
 from solver.model.kinds.weight import Weight
+from solver.model.layers import parts_of_blocks
 
 KIND = "decoder"  # of a model in a weights file
 # Fields that came later: written where they say something, so that fingerprints of models from before stay.
@@ -189,23 +189,16 @@ def embedding_part(model: Decoder, rows: int) -> Part:
 def layer_parts(model: Decoder, number: int, x: Value, dealt: tuple[int, ...] = ()) -> tuple[list[Part], Value]:
     """Return the parts of a layer that reads these rows of the stream, and the stream after it.
 
-    What tensors a block has that none of its parts uses is added where its result joins the stream.
-
     Parameters
     ----------
     dealt
         As of `BlockKind.among`; none: what is kept of tokens is not shared out.
     """
-    stream, parts = model.stream, list[Part]()
-    for what, kind in named_blocks(model.layers[number]).items():
-        name = f"layers/{number}/{what}"
-        own = (kind.among(dealt) if dealt else kind).parts(name, stream, x)
-        used = {tensor.name for part in own for tensor in part.tensors}
-        added = tuple(tensor for tensor in kind.tensors(name, stream).values() if tensor.name not in used)
-        joined = Join().part(name, stream, x, own[-1].writes, added)
-        parts += [*own, joined]
-        x = joined.writes
-    return parts, x
+    blocks = (
+        (f"layers/{number}/{what}", kind.among(dealt) if dealt else kind)
+        for what, kind in named_blocks(model.layers[number]).items()
+    )
+    return parts_of_blocks(blocks, model.stream, x)
 
 
 def head_parts(model: Decoder, x: Value, *, summed: bool = False) -> tuple[Part, ...]:

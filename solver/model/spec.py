@@ -529,7 +529,7 @@ def mlp_block(hidden: int, ffn: int, activation: str = "gelu", norm: str = "post
 def residual(hidden: int, norm: str, eps: float) -> Residual:
     """Return an encoder's stream, whose blocks norm what they read, "pre", or the sum after them, "post"."""
     one_of("norm", norm, ("post", "pre"))
-    return Residual(hidden, "layer", eps, pre_norms=norm == "pre", sum_norms=norm == "post")
+    return Residual(hidden, "layer", eps, pre_norms=norm == "pre", sum_norms=norm == "post", in_blocks=False)
 
 
 def norm_of(stream: Residual) -> str:

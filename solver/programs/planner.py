@@ -39,7 +39,7 @@ from solver.programs.search import (
     undominated,
 )
 from solver.programs.tiles_and_routes import TILE_ROWS, best_sending, best_sent, sent
-from solver.schedule.encoders.cost import price, setting
+from solver.schedule.encoders.cost import plan_seconds, price, setting
 from solver.schedule.encoders.layer_table import layer_kinds, layer_plan, layer_table, over_all, taking, with_root
 from solver.schedule.encoders.memory import SLIP_BYTES, does_not_fit, packing, weights_room
 from solver.schedule.encoders.setting import Setting
@@ -67,6 +67,8 @@ class Solution:
     ----------
     plan
         With its prediction.
+    seconds
+        Of the plan, as tables count.
     runs
         Layers of equal shares, and how many, the most first.
     layers, kinds
@@ -81,6 +83,7 @@ class Solution:
     """
 
     plan: Plan
+    seconds: float
     runs: tuple[tuple[Configuration, int], ...]
     layers: tuple[Configuration, ...]
     kinds: tuple[Configuration, ...]
@@ -104,7 +107,7 @@ class Solution:
     @property
     def gap(self) -> float:
         """By how much the plan may be from the bound, relative."""
-        return max(0.0, 1 - self.bound_s / self.plan.predicted_s)
+        return max(0.0, 1 - self.bound_s / self.seconds)
 
     @property
     def bound_s(self) -> float:
@@ -184,13 +187,14 @@ def solve(
             runs = _runs(by_rows, mix_by_rows)
             ways.append((s, best_plan_of(s, cluster, runs, resend=True), runs))
         ways += _uniform(s, cluster, searched, room)
-    s, plan, runs = min(ways, key=lambda way: way[1].predicted_s)
+    priced = [(plan_seconds(own, other), own, other, some) for own, other, some in ways]
+    seconds, s, plan, runs = min(priced, key=lambda way: way[0])
     used = [layer for layer, _ in runs]
     others = sorted(every, key=lambda layer: layer.seconds)
     unlike = [layer for layer in one_of_each_kind(used + others) if layer not in used]
     kinds = one_of_each_kind(sorted((*every, *searched), key=lambda layer: layer.seconds))
     layers = (*used, *unlike[:KEPT])
-    return Solution(plan, tuple(runs), layers, tuple(kinds), prices, best, s, terms, mix.seconds, mix_bound_s)
+    return Solution(plan, seconds, tuple(runs), layers, tuple(kinds), prices, best, s, terms, mix.seconds, mix_bound_s)
 
 
 def _undominated(layers: Sequence[Configuration]) -> list[Configuration]:
@@ -213,7 +217,8 @@ def best_plan_of(s: Setting, cluster: Cluster, runs: Runs, *, resend: bool) -> P
     """Return the plan of some runs; also with other tiles and routes, if that is asked for and devices are few."""
     plan = _plan(s, cluster, runs)
     plans = [plan, _sent(s, plan, runs)] if resend and s.devices <= JOINING else [plan]
-    return min((replace(p, predicted=price(s, p).prediction) for p in plans), key=lambda plan: plan.predicted_s)
+    best = min(plans, key=lambda plan: plan_seconds(s, plan))
+    return replace(best, predicted=price(s, best).prediction)
 
 
 def _sent_best(s: Setting, found: Sequence[Configuration], caps: Floats) -> tuple[Setting, list[Configuration]]:

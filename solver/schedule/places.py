@@ -11,6 +11,7 @@ Of a network a place is what one graph takes or leaves: a graph reads what lies 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -18,12 +19,15 @@ from itertools import zip_longest
 from operator import itemgetter
 from typing import Protocol
 
+import numpy as np
+
 from solver.base.arrays import FLOAT_BYTES
 from solver.base.spans import Span
 from solver.model.kinds.part import Part, RankRegion, there
 from solver.plan.decoder_plan import ROWS_BY_MPI
 from solver.plan.layout import Box, Layout, Move, moves
 from solver.plan.plan import Wire
+from solver.plan.routes import Route
 from solver.schedule.regions import box_of
 from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep, unfolded
 from solver.schedule.stretches import Stretches
@@ -109,12 +113,15 @@ class Places:
             free += [self.memory[name] for name in last]
 
     def _taken(self, free: list[int], size: int) -> int:
-        """Return a memory for so many numbers: the least free one that has as many, or the largest, which grows."""
+        """Return a memory for so many numbers: the least free one that has as many, or the largest, which grows.
+
+        Of equal ones the first: so places of alike layers lie in the same ones again after few layers.
+        """
         if not free:
             self.sizes.append(size)
             return len(self.sizes) - 1
         enough = [number for number in free if self.sizes[number] >= size]
-        found = min(enough, key=self.sizes.__getitem__) if enough else max(free, key=self.sizes.__getitem__)
+        found = min(enough, key=lambda own: (self.sizes[own], own)) if enough else max(free, key=self.sizes.__getitem__)
         free.remove(found)
         self.sizes[found] = max(self.sizes[found], size)
         return found
@@ -191,6 +198,8 @@ class OwnExchange:
         Whether receives are posted before the computation ahead of it, of which each piece is sent once it is done.
     equal
         Whether all ranks go on with what travelled.
+    route
+        How what several ranks get alike comes to them.
     """
 
     steps: tuple[ExchangeStep, ...]
@@ -198,6 +207,7 @@ class OwnExchange:
     by_rows: bool = True
     ahead: bool = False
     equal: bool = False
+    route: Route = Route.DIRECT
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -206,7 +216,12 @@ class OwnExchange:
             (item.have, item.want, *(tuple(box for _, box in own) for own in (item.pieces, item.places)))
             for item in self.items
         )
-        return items, self.by_rows, self.ahead, self.equal
+        return items, self.by_rows, self.ahead, self.equal, self.route, self.scaled
+
+    @property
+    def scaled(self) -> int:
+        """Along how many of a value's last axes a scale is of what travels in few bits; 0: a message has one."""
+        return self.steps[0].value.scaled if self.by_rows else 0
 
     @property
     def by_sockets(self) -> bool:
@@ -235,11 +250,14 @@ class OwnCompute:
         What it needs of values from before.
     written
         What leaves it: the name of its place, of its value, and which box.
+    as_comes
+        As of the step.
     """
 
     run: RankRun
     reads: Mapping[str, Box]
     written: Sequence[tuple[str, str, Box]]
+    as_comes: str = ""
 
     @property
     def used(self) -> Used:
@@ -248,9 +266,12 @@ class OwnCompute:
 
 
 def places_of(
-    every: Sequence[tuple[OwnStep, Called]], given: Used = (), pixels: Collection[str] = (), *, stays: bool = False
-) -> Places:
+    every: Sequence[tuple[OwnStep, Called]], given: Used = (), pixels: Collection[str] = (), *, stays: bool = False,
+    left: Used = (),
+) -> Places:  # fmt: skip
     """Return where a rank's values lie in a pass of these steps, which begins with some; those may stay to its end.
+
+    Those that are left stay, too.
 
     Where messages may arrive before a computation, their places are taken from then on.
     """
@@ -262,7 +283,7 @@ def places_of(
             if step.ahead:
                 used[since] += [(called(name), box) for item in step.items for name, box in item.places]
             since = len(used)
-    return Places([*used, given if stays else ()], pixels)
+    return Places([*used, [*(given if stays else ()), *left]], pixels)
 
 
 def by_sockets(want: Layout, moved: Iterable[Move]) -> bool:
@@ -298,7 +319,7 @@ def arriving(
                     of_peers.setdefault((move.sender, move.piece, pixels), []).append((item, move.box))
         for turn, ((_, _, pixels), parts) in enumerate(sorted(of_peers.items(), key=itemgetter(0))):
             size = sum(box.size for _, box in parts)
-            width = parts[0][1].shape[-1] if len(parts) == 1 and own.by_rows else size
+            width = math.prod(parts[0][1].shape[-own.scaled :]) if len(parts) == 1 and own.scaled else size
             key = turn, size, width, pixels
             if not _arrives_in_place(parts, called, places):
                 found[key] = size if pixels else FLOAT_BYTES * size
@@ -318,60 +339,102 @@ def _arrives_in_place(parts: Sequence[tuple[OwnItem, Box]], called: Called, plac
     return box.intersect(own) == box and box.lies_together(places.boxes[called(name)])
 
 
-def own_steps(steps: Sequence[AnyStep], rank: int) -> list[tuple[OwnCompute | OwnExchange, Called]]:
-    """Return a rank's part in every step, of every layer, and what values are called there; of `unfolded` steps."""
-    own = dict(zip(map(id, steps), _own_parts(steps, rank), strict=True))
-    return [(own[id(step)], called) for step, called in unfolded(steps)]
+def own_steps(
+    steps: Sequence[AnyStep], rank: int, left: Collection[str] = (), *, equal: bool = True
+) -> list[tuple[OwnCompute | OwnExchange, Called]]:
+    """Return a rank's part in every step, of every layer, and what values are called there; of `unfolded` steps.
+
+    Parameters
+    ----------
+    left
+        The values that are read when all is done.
+    equal
+        Whether all ranks go on with what travelled.
+    """
+    own = dict(zip(map(id, steps), _own_parts(steps, rank, left, equal=equal), strict=True))
+    return [(part, called) for step, called in unfolded(steps) for part in own[id(step)]]
 
 
-def _own_parts(steps: Sequence[AnyStep], rank: int) -> Iterator[OwnCompute | OwnExchange]:
-    """Yield a rank's part in every step.
+def _own_parts(
+    steps: Sequence[AnyStep], rank: int, left: Collection[str], *, equal: bool
+) -> Iterator[Sequence[OwnCompute | OwnExchange]]:
+    """Yield a rank's part in every step; of a computation one a piece.
 
     What it computes of some values cannot lie where these are wanted: summands are no part of the sum, and a graph
-    writes what lies side by side. It has a place of its own. What nobody reads, the result of a pass, has none.
+    writes what lies side by side. It has a place of its own. What nobody reads, the result of a pass of a language
+    model, has none.
     """
     exchanges = [step for step in steps if isinstance(step, ExchangeStep)]
     computed = [part for step in steps if isinstance(step, ComputeStep) for part, _ in step.parts]
     read = {value.name for part in computed for value in part.reads} | {step.value.name for step in exchanges}
-    summed, apart = {step.value.name for step in exchanges if step.partial}, set[str]()
+    read.update(left)
+    made = {part.writes.name for part in computed}
+    apart, arrived = set[str](), dict[str, tuple[Box, ...]]()
+    needed = _needed(steps, rank)
     for exchange in exchanges:
         own_boxes, wanted = (layout.boxes[rank] for layout in exchange.layouts())
-        if exchange.partial or any(own.spans[1:] != other.spans[1:] for own in own_boxes for other in wanted):
-            apart.add(exchange.value.name)
+        unlike = any(own.spans[1:] != other.spans[1:] for own in own_boxes for other in wanted)
+        # What is read of it besides what is exchanged lies where it was computed.
+        name = exchange.value.name
+        if exchange.partial or (unlike and name in made and _within(needed.get(name), wanted)):
+            apart.add(name)
     for step, after in zip_longest(steps, steps[1:]):
         if isinstance(step, ComputeStep):
-            yield _own_compute(step, rank, apart, read)
+            pieces = range(1 if step.pieces is None else len(next(iter(next(iter(step.pieces.values())).values()))))
+            yield [_own_compute(step, rank, apart, read, piece) for piece in pieces]
             continue
         name = step.value.name
-        first = step.partial or name not in summed  # else from where the sum is
-        source = f"{name} +" if first and name in apart else name
         have, want = step.layouts()
-        pieces, places = [(source, box) for box in have.boxes[rank]], [(name, box) for box in want.boxes[rank]]
-        item = OwnItem(have, want, moves(have, want), pieces, places)
+        # What has been exchanged before lies where it came, also a sum.
+        came = arrived.get(name, ())
+        pieces_of_rank = [
+            (f"{name} +" if name in apart and not _within(box, came) else name, box) for box in have.boxes[rank]
+        ]
+        places = [(name, box) for box in want.boxes[rank]]
+        arrived[name] = (*came, *want.boxes[rank])
+        item = OwnItem(have, want, moves(have, want), pieces_of_rank, places)
         goes_on = isinstance(after, ExchangeStep) and after.value == step.value
-        yield OwnExchange((step,), (item,), equal=not goes_on)
+        yield [OwnExchange((step,), (item,), ahead=len(step.have) > 1, equal=equal and not goes_on, route=step.route)]
 
 
-def _own_compute(step: ComputeStep, rank: int, apart: Collection[str], read: Collection[str]) -> OwnCompute:
+def _needed(steps: Sequence[AnyStep], rank: int) -> dict[str, Box]:
+    """Return of every value what a rank's computations need."""
+    return joined(
+        (value.name, box_of(needs[value.name], value.axes, rank, piece))
+        for step in steps
+        if isinstance(step, ComputeStep)
+        for part, region in step.parts
+        for piece in np.flatnonzero(there(region)[:, rank]).tolist()
+        for needs in [part.needs(region)]
+        for value in part.reads
+    )
+
+
+def _within(box: Box | None, wanted: Sequence[Box]) -> bool:
+    """Return whether one of some boxes contains a box."""
+    return box is None or any(box.intersect(own) == box for own in wanted)
+
+
+def _own_compute(step: ComputeStep, rank: int, apart: Collection[str], read: Collection[str], piece: int) -> OwnCompute:
     made = {part.writes.name for part, _ in step.parts}
     reads: list[tuple[str, Box]] = []
     written: list[tuple[str, str, Box]] = []
     for part, region in step.parts:
         needs = part.needs(region)
         for value in part.reads:
-            box = box_of(needs[value.name], value.axes, rank)
+            box = box_of(needs[value.name], value.axes, rank, piece)
             if box.size and value.name not in made and not value.state:
                 reads.append((value.name, box))
-        name, box = part.writes.name, box_of(part.result(region), part.writes.axes, rank)
+        name, box = part.writes.name, box_of(part.result(region), part.writes.axes, rank, piece)
         if box.size and name in step.leaves and name in read:
             written.append((f"{name} +" if name in apart else name, name, box))
-    return OwnCompute(rank_run(step, rank), joined(reads), written)
+    return OwnCompute(rank_run(step, rank, piece), joined(reads), written, step.as_comes if step.pieces is None else "")
 
 
-def rank_run(step: ComputeStep, rank: int) -> RankRun:
-    """Return what a rank computes in a step."""
+def rank_run(step: ComputeStep, rank: int, piece: int = 0) -> RankRun:
+    """Return what a rank computes in a step, or in one of its pieces."""
     return tuple(
-        (part, {axis: Span(*spans[0, rank].tolist()) for axis, spans in region.items()})
+        (part, {axis: Span(*spans[piece, rank].tolist()) for axis, spans in region.items()})
         for part, region in step.parts
-        if there(region)[0, rank]
+        if there(region)[piece, rank]
     )

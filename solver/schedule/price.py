@@ -51,7 +51,8 @@ class Price:
             step.repeats * np.minimum(np.maximum(step.times.end - step.times.compute, 0.0), step.times.exchange)
             for step in self.steps
         )
-        return np.asarray(sum(waits))
+        # Where ranks begin steps at different times, some compute meanwhile.
+        return np.asarray(np.minimum(sum(waits), np.maximum(self.seconds - self.compute_s, 0.0)))
 
     @property
     def idle_s(self) -> Floats:

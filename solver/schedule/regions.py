@@ -106,9 +106,9 @@ def shared(have: Spans, want: Spans) -> Lengths:
     return np.asarray(common[:, 0] if common.shape[1] == 1 else np.multiply.reduce(common, 1))
 
 
-def box_of(region: Region, axes: tuple[str, ...], rank: int) -> Box:
-    """Return a rank's box under the first of the plans."""
-    spans = (region[axis][0, rank].tolist() for axis in axes)
+def box_of(region: Region, axes: tuple[str, ...], rank: int, plan: int = 0) -> Box:
+    """Return a rank's box under one of the plans."""
+    spans = (region[axis][plan, rank].tolist() for axis in axes)
     return Box(tuple(Span(start, max(start, stop)) for start, stop in spans))
 
 

@@ -18,9 +18,11 @@ from itertools import groupby
 
 import numpy as np
 
-from solver.base.spans import Span
+from solver.base.spans import Span, pieces_of
 from solver.model.kinds.part import HIDDEN, NUMBER, ROW, WHOLE, Part, Region, Spans, Value, there, whole
 from solver.plan.layout import Layout, moves
+from solver.plan.plan import Wire
+from solver.plan.routes import Route
 from solver.schedule.regions import Lengths, boxes, hull, lengths, overlaps, volume, within
 from solver.schedule.stretches import SumRows, shared_alike
 
@@ -46,7 +48,20 @@ class PlacedPart:
     stage, share
         Of the plan: whose spans it has, and what these are called there, if not as the axis.
     widens
-        Whether ranks compute more than their own of it where they read more in the same computation (halos).
+        Whether ranks compute what they read of it in the same computation: more than their own (halos), or some of it.
+    also
+        Further axes that it is cut along at once, and their spans [n, p, 2]: ranks have tiles.
+    ahead
+        Whether what it reads is brought as soon as it is there, with what is exchanged then, and not when it is read.
+    as_comes
+        Whether ranks compute with what each of the others sends as it comes, with their own first.
+    tiles, groups
+        In which pieces it is made, each of which others get once it is done: the tiles of some rows (None: all at
+        once), of summands those of others' rows before own ones; or so many of the axis.
+    route
+        How what it needs comes to ranks.
+    avoids
+        Who does without what it reads of others, [p]: keys and values; none do where it is empty.
     """
 
     part: Part
@@ -57,6 +72,13 @@ class PlacedPart:
     stage: int = 0
     share: str = ""
     widens: bool = False
+    also: Mapping[str, Spans] = field(default_factory=dict)
+    ahead: bool = False
+    as_comes: bool = False
+    tiles: Callable[[Span], Sequence[Span]] | None = None
+    groups: int = 1
+    route: Route = Route.DIRECT
+    avoids: tuple[bool, ...] = ()
 
     def cut(self, spans: Mapping[tuple[int, str], Spans]) -> PlacedPart:
         """Return it with these spans of its stage and axis, if there are any."""
@@ -74,8 +96,10 @@ class PlacedPart:
     def own(self) -> Region:
         """What every rank computes of it by the plan."""
         assert self.spans is not None
-        taking = (lengths(self.spans) > 0)[..., None].astype(np.int64)
-        found = {axis: self.spans if axis == self.axis else self._all(axis) * taking for axis in self.part.axes}
+        cut = {self.axis: self.spans, **self.also}
+        some = np.logical_and.reduce([lengths(spans) > 0 for spans in cut.values()])
+        taking = some[..., None].astype(np.int64)
+        found = {axis: cut[axis] if axis in cut else self._all(axis) * taking for axis in self.part.axes}
         if self.axis == ROW and self.rows is not None:
             found[ROW] = np.clip(self.spans, self.rows.start, self.rows.stop)
         return found
@@ -92,7 +116,7 @@ class PlacedPart:
         taking = there(box)[..., None].astype(np.int64)
 
         def of(axis: str) -> Spans:
-            return (self.own[axis] if axis == self.axis else self._all(axis)) * taking
+            return (self.own[axis] if axis == self.axis or axis in self.also else self._all(axis)) * taking
 
         return {axis: box[axis] if axis in box else of(axis) for axis in self.part.axes}
 
@@ -101,12 +125,20 @@ class PlacedPart:
             return np.array([self.rows.start, self.rows.stop])
         return whole(self.part.axes[axis])
 
+    @property
+    def in_tiles(self) -> bool:
+        """Whether it is a sum over what ranks have, made in pieces."""
+        return self.tiles is not None and self.axis not in (WHOLE, *self.part.writes.axes)
+
     @cached_property
     def partial(self) -> bool:
         """Whether ranks get summands."""
-        if self.axis in (WHOLE, *self.part.writes.axes):
+        if {self.axis, *self.also}.issubset((WHOLE, *self.part.writes.axes)):
             return False
-        return bool((there(self.own).sum(-1) > 1).any())
+        if not self.also:
+            return bool((there(self.own).sum(-1) > 1).any())
+        common = overlaps(self.box, self.box)
+        return bool((common.sum((-2, -1)) > volume(self.box).sum(-1)).any())
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -142,6 +174,8 @@ class ExchangeStep(LayerStep):
         What they want.
     partial
         Whether what they have are summands.
+    route
+        How it travels.
     """
 
     name: str
@@ -149,6 +183,7 @@ class ExchangeStep(LayerStep):
     have: tuple[Region, ...]
     want: Region
     partial: bool = False
+    route: Route = Route.DIRECT
 
     @cached_property
     def lies(self) -> tuple[bytes, ...]:
@@ -158,37 +193,51 @@ class ExchangeStep(LayerStep):
     @cached_property
     def moved(self) -> Lengths:
         """How many numbers rank i sends rank j, [n, i, j]."""
-        moved = np.asarray(sum(overlaps(own, self.want) for own in self.have))
-        if not self.partial and (moved.sum(-2) > volume(self.want)).any():  # several have the same
-            moved = np.stack([self._chosen(plan) for plan in range(len(moved))])
-        ranks = np.arange(moved.shape[-1])
-        moved[..., ranks, ranks] = 0
-        return moved
+        return np.asarray(self.by_piece.sum(0))
+
+    @cached_property
+    def by_piece(self) -> Lengths:
+        """How many numbers of each piece of what it has rank i sends rank j, [pieces, n, i, j]."""
+        found = self._common(self.want)
+        if not self.partial and (found.sum((0, -2)) > volume(self.want)).any():  # several have the same
+            found = np.stack([self._chosen(plan) for plan in range(found.shape[1])], 1)
+        ranks = np.arange(found.shape[-1])
+        found[..., ranks, ranks] = 0
+        return found
+
+    def _common(self, want: Region) -> Lengths:
+        """Return how much rank i has of what rank j wants along some axes, by piece, [pieces, n, i, j]."""
+        if len(self.have) == 1:
+            return overlaps({axis: self.have[0][axis] for axis in want}, want)[None]
+        have = {axis: np.stack([own[axis] for own in self.have]) for axis in want}
+        return overlaps(have, {axis: spans[None] for axis, spans in want.items()})
 
     @property
-    def row(self) -> Lengths | int:
-        """How many numbers of a row rank i sends rank j, [n, i, j]: a row has a scale where it travels in few bits."""
-        last = self.value.axes[-1]
-        if last == NUMBER:
-            return self.value.shape[-1]
-        common = [overlaps({last: own[last]}, {last: self.want[last]}) for own in self.have]
-        return np.asarray(np.maximum(np.max(common, axis=0), 1))
+    def rows(self) -> Lengths:
+        """Rows of a piece that rank i sends rank j, [pieces, n, i, j]: each has a scale where bits are few."""
+        last = self.value.axes[-self.value.scaled :]
+        if last == (NUMBER,):
+            return self.by_piece // self.value.shape[-1]
+        return self.by_piece // np.maximum(self._common({axis: self.want[axis] for axis in last}), 1)
+
+    def wire_bytes(self, wire: Wire) -> Lengths:
+        """Return how many bytes of each piece rank i sends rank j, [pieces, n, i, j]."""
+        found = self.by_piece * wire.bits // 8
+        return found + self.rows * wire.scale_bytes if wire.scale_bytes else found
 
     @property
     def coded(self) -> Lengths:
-        """How many numbers rank i codes, [n, i]: what several ranks get alike, once."""
-        moved = self.moved
-        if len(self.have) > 1:
-            return np.asarray(moved.sum(-1))
-        same = []
-        for axis, spans in self.have[0].items():
-            one, other = spans[..., :, None, :], self.want[axis][..., None, :, :]
+        """How many numbers rank i codes, [n, i]: what several ranks get alike of a piece, once."""
+        alike = []
+        for axis, spans in self.want.items():
+            one = np.stack([own[axis] for own in self.have])[..., :, None, :]
+            other = spans[..., None, :, :]
             start, stop = np.maximum(one[..., 0], other[..., 0]), np.minimum(one[..., 1], other[..., 1])
-            same += [end[..., :, None] == end[..., None, :] for end in (start, stop)]
-        ranks = np.arange(moved.shape[-1])
+            alike += [end[..., :, None] == end[..., None, :] for end in (start, stop)]
+        ranks = np.arange(self.by_piece.shape[-1])
         # The same as what a rank before j gets, which is not i itself.
-        before = np.logical_and.reduce(same) & (ranks < ranks[:, None]) & (ranks != ranks[:, None, None])
-        return np.asarray(np.where(before.any(-1), 0, moved).sum(-1))
+        before = np.logical_and.reduce(alike) & (ranks < ranks[:, None]) & (ranks != ranks[:, None, None])
+        return np.asarray(np.where(before.any(-1), 0, self.by_piece).sum((0, -1)))
 
     def layouts(self, plan: int = 0) -> tuple[Layout, Layout]:
         """Return what ranks have and want under one of the plans; once found, it is kept."""
@@ -206,10 +255,12 @@ class ExchangeStep(LayerStep):
         return Layout(pieces, self.partial), Layout.of(boxes(self.want, self.value.axes, plan))
 
     def _chosen(self, plan: int) -> Lengths:
+        """Return what ranks send each other of which piece where several have the same, [pieces, i, j]."""
         have, want = self.layouts(plan)
-        found = np.zeros((have.ranks, have.ranks), np.int64)
+        found = np.zeros((len(self.have), have.ranks, have.ranks), np.int64)
+        some = [np.flatnonzero(own) for own in np.stack([there(own)[plan] for own in self.have]).T]
         for move in moves(have, want):
-            found[move.sender, move.receiver] += move.box.size
+            found[some[move.sender][move.piece], move.sender, move.receiver] += move.box.size
         return found
 
 
@@ -225,11 +276,15 @@ class ComputeStep(LayerStep):
         The names of the values that are read after it.
     pieces
         Of those, what every rank makes piece by piece, [pieces, p, 2], where it does not make all at once.
+    as_comes
+        The name of the value that is exchanged before it, with which ranks compute as it comes from each of the others,
+        with their own first; "": they begin when all is there.
     """
 
     placed: tuple[PlacedPart, ...]
     leaves: frozenset[str] = frozenset()
     pieces: Mapping[str, Region] | None = None
+    as_comes: str = ""
 
     @cached_property
     def walked(self) -> Walked:
@@ -262,6 +317,7 @@ def schedule(
     given: Mapping[str, tuple[Value, Region]],
     summed: Summed,
     names: Mapping[str, str],
+    left: Mapping[str, Region] | None = None,
 ) -> tuple[AnyStep, ...]:
     """Return what ranks do.
 
@@ -276,19 +332,28 @@ def schedule(
         How sums are made.
     names
         What exchanges are called, by their value's name.
+    left
+        The values that ranks are to have in the end, and who what of them; None: as it is made, of what nobody reads.
     """
     parts = [placed for _, own in layers for placed in own]
     last_use = {value.name: number for number, placed in enumerate(parts) for value in placed.part.reads}
+    last_use |= dict.fromkeys(left or (), len(parts))
     builder = _Builder(summed, names, last_use)
+    builder.ahead = [(number, placed) for number, placed in enumerate(parts) if placed.ahead]
     for name, (value, own) in given.items():
         builder.values[name], builder.have[name] = value, (own,)
     number = 0
     for builder.layers, some in layers:
+        done = len(builder.steps)
         for placed in some:
             builder.add(number, placed)
             number += 1
+        if len(builder.steps) == done and builder.layers.size:  # a computation has some layer, or less
+            builder.close(number)
     builder.layers = NOWHERE
-    builder.close(number)
+    builder.close(number, left)
+    for name, box in (left or {}).items():
+        builder.bring(name, box)
     return tuple(builder.steps)
 
 
@@ -300,11 +365,14 @@ class _Builder:
     values: dict[str, Value] = field(default_factory=dict)
     have: dict[str, tuple[Region, ...]] = field(default_factory=dict)
     partial: set[str] = field(default_factory=set)
+    shared: set[str] = field(default_factory=set)  # sums of which ranks may each make some
     steps: list[AnyStep] = field(default_factory=list)
     group: list[PlacedPart] = field(default_factory=list)  # the computation that is open
     waiting: list[PlacedPart] = field(default_factory=list)  # parts that are computed with their reader
     layers: Span = NOWHERE  # of the parts that are added
     made_in: dict[str, Span] = field(default_factory=dict)  # of a value: the layers of its part
+    ahead: list[tuple[int, PlacedPart]] = field(default_factory=list)  # what is brought early, and where it is read
+    pieces: dict[str, tuple[Region, ...]] = field(default_factory=dict)  # of a value that is made so
 
     def add(self, number: int, placed: PlacedPart) -> None:
         self.values[placed.part.writes.name] = placed.part.writes
@@ -312,51 +380,89 @@ class _Builder:
         self.waiting.append(placed)
         if placed.axis == WITH_READER:
             return
-        if placed.begins or self._lacks(placed):
-            self.close(number - len(self.waiting) + 1)  # the first part that waits
+        needs = walk(self.waiting, {placed.part.writes.name: placed.box})[1] if self.group else {}
+        if placed.begins or self._lacks(needs):
+            self.close(number - len(self.waiting) + 1, needs)  # the first part that waits
         self.group += self.waiting
         self.waiting = []
 
-    def _lacks(self, placed: PlacedPart) -> bool:
+    def _lacks(self, needs: Mapping[str, Region]) -> bool:
         """Return whether a rank has not what the parts that wait need of the computation that is open."""
         made = {own.part.writes.name: own for own in self.group if own.axis != WITH_READER}
-        if not made:
-            return False
-        _, needs = walk(self.waiting, {placed.part.writes.name: placed.box})
         return any(
             name in made and (made[name].partial or not within(box, made[name].box).all())
             for name, box in needs.items()
         )
 
-    def close(self, number: int) -> None:
-        """End the computation that is open: bring what it needs, and say who computes what of its parts."""
+    def close(self, number: int, then: Mapping[str, Region] | None = None) -> None:
+        """End the computation that is open: bring what it needs, and say who computes what of its parts.
+
+        Parameters
+        ----------
+        then
+            What is needed next.
+        """
         placed = [own for own in self.group if own.axis != WITH_READER]
         live = [own for own in placed if self.last_use.get(own.part.writes.name, number) >= number]
         leaves = frozenset(own.part.writes.name for own in live)
         runs, needs = walk(self.group, _made(self.group, leaves))
+        route = next((own.route for own in placed), Route.DIRECT)
+        for name, box in (self._early(number) if runs else {}).items():
+            read = needs.get(name)
+            if read is not None and (within(read, box) | within(box, read)).all():
+                needs[name] = hull(read, box)
+            elif self.bring(name, box) and read is not None:  # it goes on from there
+                self.have[name] = (box,)
         for name, box in needs.items():
-            self.bring(name, box)
+            self.bring(name, box, route)
         if runs:
             last = runs[-1][0].part.writes.name
             run, made = self._when(last)
-            self.steps.append(ComputeStep(tuple(own for own, _ in runs), leaves, run=run, layers=made))
+            pieces = _in_pieces(live, then or {}, self._sums) if all(own.widens for own in placed) else None
+            comes = self._comes(needs) if placed[0].as_comes else ""
+            step = ComputeStep(tuple(own for own, _ in runs), leaves, pieces, comes, run=run, layers=made)
+            if pieces is None:
+                step.__dict__["walked"] = runs, needs  # it is known
+            self.steps.append(step)
+            for name, some in (pieces or {}).items():
+                self.pieces[name] = tuple(_piece(some, piece) for piece in range(len(next(iter(some.values())))))
         for own in live:
             self.have[own.part.writes.name] = (own.box,)
             if own.partial:
                 self.partial.add(own.part.writes.name)
+            if own.partial or own.in_tiles:
+                self.shared.add(own.part.writes.name)
         self.group = []
 
-    def bring(self, name: str, want: Region) -> None:
-        """Add the exchanges after which every rank has its box of a value; none where all have it."""
+    def _early(self, number: int) -> dict[str, Region]:
+        """Return what parts from this one on need of values that are there, if it is to be brought early."""
+        while self.ahead and self.ahead[0][0] < number:
+            del self.ahead[0]
+        if not self.ahead:
+            return {}
+        placed = self.ahead[0][1]
+        needs = placed.part.needs(placed.own)
+        return {name: box for name, box in needs.items() if name in self.have and name not in self.partial}
+
+    def _comes(self, needs: Mapping[str, Region]) -> str:
+        """Return which value has just been exchanged, of those that a computation needs."""
+        last = self.steps[-1] if self.steps else None
+        return last.value.name if isinstance(last, ExchangeStep) and last.value.name in needs else ""
+
+    def bring(self, name: str, want: Region, route: Route = Route.DIRECT) -> bool:
+        """Add the exchanges after which every rank has its box of a value; return whether some have it not yet."""
         value, have, partial = self.values[name], self.have[name], name in self.partial
         if not partial and np.logical_or.reduce([within(want, own) for own in have]).all():
-            return
+            return False
         run, made = self._when(name)
-        sums = self._sums(want) if partial and HIDDEN in want else None
-        for step in exchanges(self.names.get(name, name), value, have, want, partial=partial, sums=sums):
-            self.steps.append(replace(step, run=run, layers=made))
+        sums = self._sums(want) if name in self.shared and HIDDEN in want else None
+        having = self.pieces.pop(name, have)
+        for step in exchanges(self.names.get(name, name), value, having, want, partial=partial, sums=sums):
+            self.steps.append(replace(step, run=run, layers=made, route=Route.DIRECT if partial else route))
         self.have[name] = (want,) if partial else (*have, want)
         self.partial.discard(name)
+        self.shared.discard(name)
+        return True
 
     def _sums(self, want: Region) -> SumRows:
         """Return how a sum is made; in one step where a single rank wants it, or not all want it alike."""
@@ -408,6 +514,74 @@ def exchanges(
         return [ExchangeStep(name, value, have, want, partial)]
     between = _added(want, sums)
     return [ExchangeStep(name, value, have, between, partial), ExchangeStep(name, value, (between,), want)]
+
+
+def _all_want_the_same(want: Region) -> bool:
+    """Return whether several ranks want something of a value, all of them the same."""
+    some = there(want)
+    first = some.argmax(-1)[..., None, None]
+    same = ((spans == np.take_along_axis(spans, first, -2)).all(-1) | ~some for spans in want.values())
+    return bool(some.sum(-1).max() > 1 and np.logical_and.reduce(list(same)).all())
+
+
+def _piece(region: Region, piece: int) -> Region:
+    return {axis: spans[piece : piece + 1] for axis, spans in region.items()}
+
+
+def _in_pieces(
+    live: Sequence[PlacedPart], then: Mapping[str, Region], sums: Callable[[Region], SumRows]
+) -> dict[str, Region] | None:
+    """Return the pieces in which ranks make all that leaves a computation, [pieces, p, 2]; None: it is not made so.
+
+    Parameters
+    ----------
+    then
+        What is needed next.
+    """
+    found = dict[str, Region]()
+    for own in live:
+        name = own.part.writes.name
+        if own.in_tiles and name in then:
+            found[name] = _for_others(own, then[name], sums)
+        elif own.groups > 1:
+            found[name] = _along(own.box, own.axis, [pieces_of(span, own.groups) for span in _spans(own)])
+        elif own.axis == ROW and own.tiles is not None:
+            found[name] = _along(own.box, ROW, [own.tiles(span) for span in _spans(own)])
+    if len(found) < len(live) or max((len(region[ROW]) for region in found.values()), default=1) == 1:
+        return None
+    rows = [region[ROW] for region in found.values()]
+    return found if all(np.array_equal(rows[0], others) for others in rows) else None
+
+
+def _spans(placed: PlacedPart) -> list[Span]:
+    return [Span(start, max(start, stop)) for start, stop in placed.own[placed.axis][0].tolist()]
+
+
+def _along(box: Region, axis: str, pieces: Sequence[Sequence[Span]]) -> Region:
+    """Return a box cut in pieces along an axis, each rank's own ones, [pieces, p, 2]."""
+    most = max(map(len, pieces))
+    own = np.array([[(p.start, p.stop) for p in some] + [(0, 0)] * (most - len(some)) for some in pieces], np.int64)
+    cut = own.swapaxes(0, 1)
+    some = lengths(cut)[..., None] > 0
+    return {each: cut if each == axis else spans * some for each, spans in box.items()}
+
+
+def _for_others(placed: PlacedPart, want: Region, sums: Callable[[Region], SumRows]) -> Region:
+    """Return a rank's summands in the order in which it makes them: those of the ranks after it, its own the last."""
+    some, tiles = there(want)[0].tolist(), placed.tiles or (lambda rows: (rows,))
+    if _all_want_the_same(want):
+        if (added := sums(want)) is not None:
+            want = _added(want, added)
+        else:
+            tiles = lambda rows: (rows,)
+    rows = [Span(start, max(start, stop)) for start, stop in want[ROW][0].tolist()]
+    of_ranks = [tiles(span) if has and span.size else () for span, has in zip(rows, some, strict=True)]
+    ranks, pieces = range(len(rows)), list[list[Span]]()
+    for own, has in zip(ranks, there(placed.box)[0].tolist(), strict=True):
+        others = [span for rank in (*ranks[own + 1 :], *ranks[:own]) for span in of_ranks[rank]]
+        last = [rows[own]] if of_ranks[own] else []
+        pieces.append(list(dict.fromkeys([*others, *last])) if has else [])
+    return _along(placed.box, ROW, pieces)
 
 
 def _made(group: Sequence[PlacedPart], leaves: Collection[str]) -> dict[str, Region]:

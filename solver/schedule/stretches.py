@@ -8,7 +8,7 @@ taken (`solver.schedule.places`), and where bytes are sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from solver.base.spans import Partition, Span
@@ -55,6 +55,64 @@ class PassRows:
         sums = [(found.counted(some), ranks, own and counted(own)) for some, ranks, own in self.sums]
         asked, shares = found.counted(self.asked), tuple(map(counted, self.shares))
         return PassRows(len(found.edges) - 1, asked, shares, tuple(sums)), found
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRows:
+    """The rows of a batch, and where a stage of an encoder cuts them: all that a schedule knows of them.
+
+    Parameters
+    ----------
+    requests
+        Those of every request, one after the other.
+    shares
+        By shares of the ranks, their rows.
+    tiles
+        Of rows that are made or added up in tiles, these.
+    sums
+        Which rows each of so many ranks adds up of all, where a sum is made in two steps.
+    """
+
+    requests: tuple[Span, ...]
+    shares: Mapping[tuple[float, ...], tuple[Span, ...]]
+    tiles: Mapping[Span, tuple[Span, ...]]
+    sums: Mapping[int, tuple[Span, ...]]
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return self.requests[-1].stop
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """How many every request has."""
+        return tuple(request.size for request in self.requests)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells it from others."""
+        return self.requests, *(tuple(own.items()) for own in (self.shares, self.tiles, self.sums))
+
+    def tiled(self, rows: Span) -> tuple[Span, ...]:
+        """Return the tiles of rows; of none, none."""
+        return self.tiles[rows] if rows.size else ()
+
+    def summed(self, rows: Span, ranks: int) -> SumRows:
+        """Return how a sum of all rows is made that so many ranks want."""
+        return self.sums.get(ranks)
+
+    def in_stretches(self) -> tuple[BatchRows, Stretches]:
+        """Return the same, counted in stretches, and where these are."""
+        every = [self.requests, *self.shares.values(), *self.tiles.values(), *self.sums.values()]
+        found = Stretches.between([Span(0, self.count), *(span for own in every for span in own)])
+
+        def counted(some: Iterable[Span]) -> tuple[Span, ...]:
+            return tuple(map(found.counted, some))
+
+        tiles = {found.counted(rows): counted(own) for rows, own in self.tiles.items()}
+        shares = {own: counted(some) for own, some in self.shares.items()}
+        sums = {ranks: counted(some) for ranks, some in self.sums.items()}
+        return BatchRows(counted(self.requests), shares, tiles, sums), found
 
 
 @dataclass(frozen=True, slots=True)

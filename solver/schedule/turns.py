@@ -40,6 +40,10 @@ class ClockTurn:
         Of which layers of the model, or segments of the plan, it is.
     repeats
         How often it is done, in layers that are alike.
+    block
+        The kind of block whose exchange it is, if it is one's.
+    meanwhile
+        What is computed with what comes.
     """
 
     parts: tuple[TurnPart, ...]
@@ -47,6 +51,8 @@ class ClockTurn:
     computes: tuple[str, ...] = ()
     layers: Span = NOWHERE
     repeats: int = 1
+    block: str = ""
+    meanwhile: tuple[str, ...] = ()
 
     @property
     def messages(self) -> list[Messages]:
@@ -60,8 +66,8 @@ class ClockTurn:
 
     @property
     def compute_s(self) -> Floats:
-        """The CPU seconds of every rank, [..., p]: of computations, and of handling messages."""
-        handled = (messages.sending + messages.taking for messages in self.messages)
+        """The CPU seconds of every rank, [..., p]: of computations, also as it comes, and of handling messages."""
+        handled = (messages.sending + messages.taking + messages.worked for messages in self.messages)
         return np.asarray(sum((part.sum(-2) for part in self.computed), sum(handled)))
 
 
@@ -112,7 +118,8 @@ def _steps(machine: Machine, found: Iterable[tuple[ClockTurn, Moment, Moment]]) 
         wire_s = sum((own.wire_s(machine.network) for own in messages), nothing)
         times = Times(turn.compute_s, wire_s, np.full(machine.devices, now.last - before.last))
         sent, received = (sum((getattr(own, way) for own in messages), nothing) for way in ("sent", "received"))
-        yield turn.layers, PricedStep("", turn.name, turn.computes, (), turn.repeats, times, sent, received)
+        step = PricedStep("", turn.name, turn.computes, turn.meanwhile, turn.repeats, times, sent, received, turn.block)
+        yield turn.layers, step
 
 
 def _merged(steps: Iterable[tuple[Span, PricedStep]]) -> Iterator[PricedStep]:

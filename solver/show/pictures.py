@@ -156,8 +156,18 @@ def _drawn(priced: PricedPlan) -> list[RankedStep]:
         own, nothing = np.array([priced.embed_s]), np.zeros(1)
         found.append(((0,), PricedStep("start", "embed", (), (), 1, Times(own, nothing, own), nothing, nothing)))
     found += priced.fastest.steps
-    repeated = {step.layers for _, step in found if step.repeats > 1}
-    return [each for each in found if each[1].repeats > 1 or each[1].layers not in repeated]
+    often = {step.layers for _, step in found if step.repeats > 1}
+    again = {(step.name, f"layer {_first(step.layers) - 1}") for _, step in found if step.repeats > 1}
+    return [
+        (ranks, step)
+        for ranks, step in found
+        if step.repeats > 1 or (step.layers not in often and (step.name, step.layers) not in again)
+    ]
+
+
+def _first(layers: str) -> int:
+    """Return the first of some layers."""
+    return int(layers.split()[-1].partition("-")[0])
 
 
 def _ranks_to_draw(drawn: Sequence[RankedStep], devices: int) -> list[int]:
@@ -231,7 +241,7 @@ def _name_runs(axes: Any, drawn: Sequence[RankedStep], ends: Sequence[float]) ->
             continue
         (step, start, end), *others = own
         end = others[-1][2] if others else end
-        times = f"\N{MULTIPLICATION SIGN} {step.repeats + 1}" * (step.repeats > 1)
+        times = f"\N{MULTIPLICATION SIGN} {step.repeats}" * (step.repeats > 1)
         axes.barh(-1, end - start, left=start, height=0.7, color="#f4f4f4", edgecolor="black", linewidth=0.5)
         room, most = (end - start) / ends[-1] * LETTERS, f"{layers}: {in_ms(end - start)} ms {times}"
         words = next(word for word in (most, times or layers, "") if len(word) <= room)

@@ -4,7 +4,7 @@ The devices are a grid of X rows by Y columns, and every weight is cut along bot
 the heads) over the columns, in equal parts; all-gather and reduce-scatter run along the columns for [S, H/X] and along
 the rows for [S, F/Y]. The MLP's exchanges take 2 S/bw (H/X + F/Y); the grid is the one for which they take least, with
 X = sqrt(p)/2 where F = 4 H. Counted to the number, with the three tensors of Q, K and V, and the stream in rows between
-the blocks (`hepti_mpi.engine.grid`), a device sends in a layer
+the blocks (`solver.schedule.encoders.placing`), a device sends in a layer
 
     S (4 H/X (p - 1)/p + (2 F + 4 H)/Y (X - 1)/X)
 

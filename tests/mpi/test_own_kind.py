@@ -72,6 +72,12 @@ class Gate(BlockKind):
         found = [PartTensor(f"{name}/{leaf}", weight, TensorUse.INTO) for leaf, weight in shapes.items()]
         return {tensor.leaf: tensor for tensor in (*found, *stream.norm_tensors(f"{name}/norm"))}
 
+    def parts(self, name, stream, x):
+        """One, of all rows."""
+        own = tuple(tensor for tensor in self.tensors(name, stream).values() if tensor.use is TensorUse.INTO)
+        made = stream.value(name, x.shape[0])
+        return (Part(f"{name}/gate", self, stream, "gate", {ROW: x.shape[0]}, (x,), made, own, cut=True),)
+
 
 # 2. What it does, step by step.
 def gate_steps(block, cut, norm, input_gathered):
@@ -84,8 +90,8 @@ def gate_kernels(make, share, w):
     norm = Norm(w["norm"], w["norm_bias"], share.block.stream.eps)
     gate = Linear(w["into"], w["into_bias"], "tanh")
     # Who has no rows of it has no matrix.
-    last = make([gate, AddResidual(np.zeros(H, np.float32)), norm] if w["into"].size else [norm])
-    return BlockKernels((), w["into_bias"], last, last, None, 0)
+    last = [gate, AddResidual(np.zeros(H, np.float32)), norm]
+    return BlockKernels({("gate", "join"): make(last)} if w["into"].size else {})
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
@@ -25,6 +27,7 @@ from solver.model.kinds.part import (
     ROW,
     Part,
     PartTensor,
+    Reaching,
     Region,
     Residual,
     Spans,
@@ -38,6 +41,8 @@ CACHES = ("float32", "int8")  # what keys and values are kept in
 SEEN_ROWS = 32  # that attend at a time to tokens that are shared out: of all heads and tokens there are scores
 FROM = f"{KEY} from"  # the first of some keepers
 PARTIAL = "partial contexts"  # of who keeps some tokens
+# Roles of parts where every row sees all rows of its request, and nothing is kept.
+FULL_KEYS, FULL_CONTEXTS = "full keys", "full contexts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,7 @@ class Attention(BlockKind):
     name: ClassVar[str] = "attention"
     curve: ClassVar[str] = "attention"
     axis: ClassVar[str] = HEAD
-    later: ClassVar[tuple[str, ...]] = ("whole_norms", "causal", "buckets", "dealt")
+    later: ClassVar[tuple[str, ...]] = ("whole_norms", "causal", "buckets", "dealt", "requests")
 
     heads: int  # A
     kv_heads: int  # K
@@ -85,6 +90,7 @@ class Attention(BlockKind):
     causal: bool = True  # whether a row sees none that follow it
     buckets: int = 0  # of distances between rows, each with a number that a head adds to scores (MPNet); 0: none is
     dealt: tuple[int, ...] = ()  # of every so many tokens how many each keeper has of a plan that shares them out
+    requests: tuple[int, ...] = ()  # of a batch: how many rows each has, one after the other; (): all are one's
 
     @property
     def group(self) -> int:
@@ -102,6 +108,10 @@ class Attention(BlockKind):
     def among(self, dealt: tuple[int, ...]) -> Self:
         """Return such an attention whose keys and values are shared out by tokens."""
         return replace(self, dealt=dealt)
+
+    def asked(self, requests: tuple[int, ...]) -> Self:
+        """Return such an attention over a batch of so many rows a request."""
+        return replace(self, requests=requests)
 
     def kept_by(self, keeper: int, tokens: Any) -> Any:
         """Return how many of the first tokens a keeper has; also of many, [...]."""
@@ -164,7 +174,7 @@ class Attention(BlockKind):
 
     def check_in_decoder(self) -> None:
         """Refuse what sees rows that follow, or adds distances to scores."""
-        for field, must_be in (("causal", True), ("buckets", 0), ("dealt", ())):
+        for field, must_be in (("causal", True), ("buckets", 0), ("dealt", ()), ("requests", ())):
             if (found := getattr(self, field)) != must_be:
                 raise HeptiError(f"attention: {field} is {found}, must be {must_be} in a language model")
 
@@ -210,7 +220,7 @@ class Attention(BlockKind):
     def parts(self, name: str, stream: Residual, x: Value) -> tuple[Part, ...]:
         """Return the parts of attention that reads rows of the stream."""
         rows, d = x.shape[0], self.head_dim
-        tensors = self.tensors(name, stream)
+        tensors, before = self.tensors(name, stream), ("norm",) * stream.pre_norms
 
         def some(*leaves: str) -> tuple[PartTensor, ...]:
             return tuple(tensor for leaf, tensor in tensors.items() if leaf.partition("/")[0] in leaves)
@@ -219,10 +229,25 @@ class Attention(BlockKind):
         queries = Value(f"{name}/queries", (ROW, HEAD, NUMBER), (rows, self.heads, d))
         contexts = Value(f"{name}/contexts", (ROW, HEAD, NUMBER), (rows, self.heads, d))
         heads, kv = {ROW: rows, HEAD: self.heads}, {ROW: rows, KV: self.kv_heads}
-        into, reach = some("norm", "key", "value", "key_norm"), {(kept.name, KV): self._kv_of}
+        into, reach = some(*before, "key", "value", "key_norm"), {(kept.name, KV): self._kv_of}
         output = Part(f"{name}/output", self, stream, "output", heads | {HIDDEN: x.shape[1]}, (contexts,),
                       stream.value(name, rows), some("output")[:1], cut=True)  # fmt: skip
-        asked = some("norm", "query", "query_norm")
+        asked = some(*before, "query", "query_norm")
+        if not self.causal:
+            made = Value(f"{name}/{PAIR}", (ROW, PAIR, KV, NUMBER), (rows, 2, self.kv_heads, d), scaled=2)
+            edges = np.cumsum((0, *(self.requests or (rows,))))
+            seen: dict[tuple[str, str], Reaching] = {
+                (made.name, KV): self._kv_of,
+                (made.name, ROW): partial(_asked_with, edges),
+            }
+            relative = tuple(tensor for tensor in tensors.values() if tensor.use is TensorUse.RELATIVE)
+            queries, contexts = replace(queries, scaled=2), replace(contexts, scaled=2)
+            return (
+                Part(f"{name}/keys", self, stream, FULL_KEYS, kv, (x,), made, into),
+                Part(f"{name}/queries", self, stream, "queries", heads, (x,), queries, asked),
+                Part(f"{name}/contexts", self, stream, FULL_CONTEXTS, heads, (queries, made), contexts, relative, seen),
+                replace(output, reads=(contexts,)),
+            )
         if not self.dealt:
             return (
                 Part(f"{name}/keys", self, stream, "keys", kv, (x,), kept, into),
@@ -234,15 +259,15 @@ class Attention(BlockKind):
         # logarithm of their sum of exponentials, and are joined where they are read.
         new = Value(f"{name}/new keys", (ROW, KV, PAIR, NUMBER), (rows, self.kv_heads, 2, d))
         keepers = heads | {KEY: len(self.dealt)}
-        partial = Value(f"{name}/{PARTIAL}", (ROW, KEY, HEAD, NUMBER), (rows, len(self.dealt), self.heads, d + 1))
+        of_some = Value(f"{name}/{PARTIAL}", (ROW, KEY, HEAD, NUMBER), (rows, len(self.dealt), self.heads, d + 1))
         return (
             Part(f"{name}/new keys", self, stream, "new keys", kv, (x,), new, into, along=(KV, HEAD, self._kv_spans)),
             Part(f"{name}/queries", self, stream, "queries", heads, (x,), queries, asked,
                  along=(HEAD, HEAD, as_they_are)),
             Part(f"{name}/kept", self, stream, "kept", kv, (new,), kept),
-            Part(f"{name}/{PARTIAL}", self, stream, PARTIAL, keepers, (queries, kept), partial, (), reach,
+            Part(f"{name}/{PARTIAL}", self, stream, PARTIAL, keepers, (queries, kept), of_some, (), reach,
                  along=(KEY, KEY, as_they_are)),
-            Part(f"{name}/joined contexts", self, stream, "joined contexts", keepers, (partial,), contexts),
+            Part(f"{name}/joined contexts", self, stream, "joined contexts", keepers, (of_some,), contexts),
             output,
         )  # fmt: skip
 
@@ -256,6 +281,13 @@ class Attention(BlockKind):
     def _kv_ends(self, start: Any, stop: Any) -> tuple[Any, Any]:
         """Return between which key and value heads those of query heads lie; also of many, [...]."""
         return start // self.group, -(-stop // self.group)
+
+
+def _asked_with(edges: NDArray[np.int64], region: Region) -> Spans:
+    """Return the rows of all requests that a region touches; they lie between these edges."""
+    start, stop = region[ROW][..., 0], region[ROW][..., 1]
+    first, last = np.searchsorted(edges, start, "right") - 1, np.searchsorted(edges, stop, "left")
+    return np.stack([edges[first], edges[last]], -1)
 
 
 def full_attention(hidden: int, heads: int, buckets: int = 0) -> Attention:

@@ -8,6 +8,8 @@ from typing import ClassVar
 from solver.model.blocks import BlockKind
 from solver.model.kinds.part import ROW, WHOLE, Part, PartTensor, Residual, Value
 
+JOINED = "joined"  # the last word of the stream's name behind a block
+
 
 @dataclass(frozen=True, slots=True)
 class Join(BlockKind):
@@ -19,6 +21,6 @@ class Join(BlockKind):
 
     def part(self, name: str, stream: Residual, x: Value, s: Value, tensors: tuple[PartTensor, ...]) -> Part:
         """Return its part."""
-        rows, name = x.shape[0], f"{name}/joined"
+        rows, name = x.shape[0], f"{name}/{JOINED}"
         joined = stream.value(name, rows)
         return Part(f"{name}/join", self, stream, "join", {ROW: rows}, (x, s), joined, tensors, cut=True)

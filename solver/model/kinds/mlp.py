@@ -58,9 +58,9 @@ class Mlp(BlockKind):
 
     def parts(self, name: str, stream: Residual, x: Value) -> tuple[Part, ...]:
         """Return the parts of an MLP that reads rows of the stream."""
-        rows, tensors = x.shape[0], self.tensors(name, stream)
+        rows, tensors, before = x.shape[0], self.tensors(name, stream), ("norm",) * stream.pre_norms
         inner = Value(f"{name}/inner", (ROW, FFN), (rows, self.ffn))
-        into = tuple(tensor for leaf, tensor in tensors.items() if leaf.partition("/")[0] in ("norm", "gate", "up"))
+        into = tuple(tensor for leaf, tensor in tensors.items() if leaf.partition("/")[0] in (*before, "gate", "up"))
         columns = {ROW: rows, FFN: self.ffn}
         return (
             Part(f"{name}/up", self, stream, "up", columns, (x,), inner, into),

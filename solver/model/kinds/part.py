@@ -46,12 +46,15 @@ class Value:
         Of every axis its name and its length in units.
     state
         Whether it lives from pass to pass (keys and values).
+    scaled
+        Where it travels in few bits: a scale is of what lies along so many of its last axes in a box.
     """
 
     name: str
     axes: tuple[str, ...]
     shape: tuple[int, ...]
     state: bool = False
+    scaled: int = 1
 
 
 class TensorUse(StrEnum):
@@ -125,6 +128,9 @@ class Residual:
         "rms", or "layer" with shifts, and what is added under the root.
     pre_norms, post_norms, sum_norms
         Whether blocks norm what they read, what they have computed before that is added, and the sum.
+    in_blocks
+        Whether it is cut in whole blocks of columns, each with a scale where it travels in few bits; else anywhere, and
+        what travels of a row has one.
     """
 
     hidden: int
@@ -133,15 +139,19 @@ class Residual:
     pre_norms: bool = True
     post_norms: bool = False
     sum_norms: bool = False
+    in_blocks: bool = True
 
     @property
     def unit(self) -> int:
-        """How many numbers of a row share a scale where they travel in few bits: all of one not made of blocks."""
+        """How many columns belong together: all of a row not made of blocks."""
+        if not self.in_blocks:
+            return 1
         return BLOCK if self.hidden % BLOCK == 0 else self.hidden
 
     def value(self, name: str, rows: int) -> Value:
         """Return so many rows."""
-        return Value(name, (ROW, HIDDEN, NUMBER), (rows, self.hidden // self.unit, self.unit))
+        shape, scaled = (rows, self.hidden // self.unit, self.unit), 1 if self.in_blocks else 2
+        return Value(name, (ROW, HIDDEN, NUMBER), shape, scaled=scaled)
 
     def with_norms(self, name: str, tensors: Iterable[PartTensor]) -> dict[str, PartTensor]:
         """Return the tensors of a block by their leaves, its norms before and after them."""

@@ -223,8 +223,7 @@ def moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
 def _moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
     if step.name in EXACT_NAMES:
         return _with_messages(s, (FLOAT_BYTES * step.moved[0]).astype(float), 0.0, 0.0)
-    rows = step.moved // step.row
-    matrix = (step.moved[0] * s.wire.bits // 8 + rows[0] * s.wire.scale_bytes).astype(float)
+    matrix = step.wire_bytes(s.wire).sum(0)[0].astype(float)
     exchange = of_matrix(matrix, coded=step.coded[0] / np.maximum(step.moved[0].sum(1), 1) * matrix.sum(1))
     encode, _, decode, add = cpu_seconds(exchange, s.wire, s.machine.bank, adds=step.partial)
     return _with_messages(s, matrix, encode, decode + add)

@@ -6,6 +6,7 @@ overlap), `pricing` (what the steps of a block cost), `memory` (what devices nee
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -21,12 +22,14 @@ from solver.model.sublayers import HALVES
 from solver.model.work import Work
 from solver.plan.holdings import alike, weights_bytes
 from solver.plan.plan import BlockPlan, Keys, LayerPlan, Plan, Prediction, Wire
+from solver.schedule.encoders.placing import request_schedule
 from solver.schedule.encoders.pricing import Pricer
 from solver.schedule.encoders.request import CutBlock, LayerRun, request_steps
 from solver.schedule.encoders.setting import Setting
 from solver.schedule.encoders.steps import block_steps
+from solver.schedule.encoders.turn_costs import priced_turns, seconds_of_turns
 from solver.schedule.exchange import Mask
-from solver.schedule.price import Price, PricedStep
+from solver.schedule.price import Price
 from solver.schedule.timing import Machine, TimedStep, Values, step_times
 
 
@@ -40,49 +43,50 @@ def predict(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> Predict
     return price(setting(spec, cluster, rows), plan).prediction
 
 
-def price(s: Setting, plan: Plan, behind: int = 0) -> Price:
-    """Price a plan step by step, with its own tiles and wire.
-
-    Its model may be a part of one, with so many layers before it: the steps are called by their number in the whole.
+def price(s: Setting, plan: Plan) -> Price:
+    """Price a plan turn by turn by the clocks of ranks, with its own tiles and wire.
 
     Raises
     ------
     HeptiError
         If the plan has several stages, or its stage not all devices: `solver.schedule.encoders.stages` prices these.
     """
-    steps, active = _priced_steps(s, plan, behind), plan.stages[0].active
+    check_in_one(plan)
+    crew, steps = request_schedule(s.spec, plan, s.rows)
+    priced, active = priced_turns(replace(s, wire=plan.wire), crew, steps, plan.stages[0].span.start), crew[1:]
     # Of 1024 devices 974 may have no share, and hold the same: counting it for each took an eighth of the planning.
     idle = next((rank for rank in range(1, s.devices) if rank not in active), 0)
     held = {rank: weights_bytes(s.spec, plan, rank, s.precision) for rank in (0, idle, *active)}
-    return Price(steps, tuple(held.get(rank, held[idle]) for rank in range(s.devices)))
+    return Price(priced, tuple(held.get(rank, held[idle]) for rank in range(s.devices)))
+
+
+def request_seconds(s: Setting, plan: Plan) -> float:
+    """Return the seconds of a request; errors as in `price`, which takes longer over steps and weights."""
+    check_in_one(plan)
+    return seconds_of_turns(replace(s, wire=plan.wire), *request_schedule(s.spec, plan, s.rows))
+
+
+def check_in_one(plan: Plan) -> None:
+    """Refuse a plan of several stages, or of one that has not all devices."""
+    if not plan.in_one:
+        raise HeptiError(f"the plan has {len(plan.stages)} stages, or not all devices in one: price it as a pipeline")
 
 
 def plan_seconds(s: Setting, plan: Plan) -> float:
-    """Return the seconds of a request; errors as in `price`, which of 1024 devices takes longer over weights."""
-    return Price(_priced_steps(s, plan), ()).seconds
+    """Return the seconds of a request as the planner's tables count: in steps that all devices end together.
 
-
-def _priced_steps(s: Setting, plan: Plan, behind: int = 0) -> tuple[PricedStep, ...]:
-    if not plan.in_one:
-        raise HeptiError(f"the plan has {len(plan.stages)} stages, or not all devices in one: price it as a pipeline")
+    That takes a fourth of the time of `request_seconds`, and is 1 % more in the mean. Errors as in `price`.
+    """
+    check_in_one(plan)
     s = replace(s, wire=plan.wire, tile_rows=plan.tile_rows)
     active = np.isin(np.arange(s.devices), plan.stages[0].active)
-    return tuple(
-        PricedStep(
-            layers,
-            step.name,
-            step.computes,
-            step.meanwhile,
-            repeats,
-            step_times(step, {}, active, s.machine),
-            *_moved(step, active),
-            step.block,
-        )
-        for layers, repeats, step in _plan_steps(s, plan, active, behind)
+    return math.fsum(
+        repeats * float(step_times(step, {}, active, s.machine).end.max())
+        for _, repeats, step in _plan_steps(s, plan, active)
     )
 
 
-def _plan_steps(s: Setting, plan: Plan, active: Mask, behind: int) -> Iterator[tuple[str, int, TimedStep]]:
+def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int, TimedStep]]:
     """Yield all steps of a request: where, how often in a row, which."""
     stage = plan.stages[0]
     known: dict[Partition, Floats] = {}
@@ -101,9 +105,7 @@ def _plan_steps(s: Setting, plan: Plan, active: Mask, behind: int) -> Iterator[t
                     block, block_steps(block, own, halves.within(both)), values, own.route, own.groups, _avoids(own)
                 )
 
-    runs = (
-        LayerRun(behind + number, count, tuple(blocks(number, layer))) for number, count, layer in alike(s.spec, stage)
-    )
+    runs = (LayerRun(number, count, tuple(blocks(number, layer))) for number, count, layer in alike(s.spec, stage))
     yield from request_steps(s, pricer, runs)
 
 
@@ -124,10 +126,3 @@ def _values(block: Block, plan: BlockPlan, S: int, known: dict[Partition, Floats
         for axis, partition in partitions.items()
         if partition is not None
     }
-
-
-def _moved(step: TimedStep, active: Mask) -> tuple[Floats, Floats]:
-    if step.transfer is None:
-        return np.zeros(active.size), np.zeros(active.size)
-    exchange = step.transfer.exchange({}, active)
-    return exchange.sent, exchange.received

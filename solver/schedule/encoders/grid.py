@@ -1,4 +1,4 @@
-"""The exchanges of a block of cut `grid`: who sends whom how many bytes. `hepti_mpi/engine/grid.py` makes them.
+"""The exchanges of a block of cut `grid`: who sends whom how many bytes. `placing.py` beside it makes them.
 
 With S rows, of which rank r has R_r, tiles of E_i columns of H by F_j heads or F columns, of which rank (i, j) adds up
 f_ij and n tensors are made, in numbers from rank r to another rank q, at the place (i, j) in the grid:

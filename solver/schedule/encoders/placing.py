@@ -1,0 +1,371 @@
+"""What an encoder's plan does with requests: parts of layers as its cuts place them, and the schedule that follows.
+
+Rows come to the stage's ranks as its first block keeps them, or all to all; as its last block leaves them they lie in
+the end. Of a batch all rows stand one after the other, and each sees those of its request. Behind a cut by rows or by
+columns of the stream nothing is said of how rows come there: the schedule finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from solver.base.spans import Partition, Span, tiles
+from solver.model.blocks import Block, Cut
+from solver.model.kinds.norm import NORM
+from solver.model.kinds.part import HIDDEN, PAIR, ROW, WHOLE, Part, Region, Spans, Value, whole
+from solver.model.layers import in_sub_blocks, over_tiles, parts_of_blocks
+from solver.model.spec import ModelSpec, Run, layer_prefixes
+from solver.model.sublayers import HALVES
+from solver.plan.holdings import alike
+from solver.plan.plan import BlockPlan, Keys, LayerPlan, Plan, Stage, StreamLayout
+from solver.plan.routes import Route
+from solver.schedule.regions import some_have, taking
+from solver.schedule.schedule import WITH_READER, AnyStep, ComputeStep, ExchangeStep, PlacedPart, schedule
+from solver.schedule.stretches import BatchRows, shared_alike
+
+STREAM = "stream"  # the name of what a stage begins with
+# What exchanges are called: with rank 0; of summands, and where all get the sums in two steps the second.
+HAND_OUT, HAND_IN = "hand out", "hand in"
+REDUCE, SPREAD_SUMS = "reduce", "gather sums"
+WORDS = {PAIR: "K, V"}
+MANY = 64  # ranks: of more none makes a summand for each of the others, but all at once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamLies:
+    """How the stream lies: along which axis ranks have some of it, or `WHOLE`, and their spans [1, p, 2]."""
+
+    axis: str
+    spans: Spans
+
+    def box(self, x: Value) -> Region:
+        """Return what every rank has of it."""
+        some = (self.spans[..., 1:] > self.spans[..., :1]).astype(np.int64)
+        lengths = zip(x.axes, x.shape, strict=True)
+        return {axis: self.spans if axis == self.axis else some * whole(length) for axis, length in lengths}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageParts:
+    """The parts of a stage's layers, as its ranks cut them.
+
+    Parameters
+    ----------
+    given, left
+        The values with which it begins and ends: the stream, and, where that is within a block, what lies there.
+    layers
+        Layers and their parts, as of `schedule`.
+    names
+        What exchanges are called, by their value's name.
+    rows
+        Those of the batch.
+    """
+
+    given: Mapping[str, tuple[Value, Region]]
+    left: Mapping[str, Region]
+    layers: Sequence[tuple[Span, Sequence[PlacedPart]]]
+    names: Mapping[str, str]
+    rows: BatchRows
+
+    def steps(self) -> tuple[AnyStep, ...]:
+        """Return what ranks do."""
+        return schedule(self.layers, self.given, self.rows.summed, self.names, self.left)
+
+
+def batch_rows(
+    stage: Stage, crew: Sequence[int], requests: Sequence[int], tile_rows: int = 0, before: BlockPlan | None = None
+) -> BatchRows:
+    """Return the rows of a batch, and where a stage's plan cuts them.
+
+    Parameters
+    ----------
+    crew
+        As of `stage_parts`.
+    requests
+        How many rows each request of the batch has.
+    tile_rows
+        As in the plan.
+    before
+        As of `stage_parts`.
+    """
+    plans = [*([] if before is None else [before]), *(plan for _, layer in stage.layers for plan in layer)]
+    blocks = [plan.only(crew) for plan in dict.fromkeys(plans)]
+    own = Partition.of_counts(requests)
+    every = Span(0, own.total)
+    shares = {plan.rows: tuple(Partition.of_shares(plan.rows, own.total)) for plan in blocks if plan.rows is not None}
+    # One swap between two moves as much as two steps; and of rows whose numbers share a scale none is cut.
+    wanting, sums = len(set(stage.active) & set(crew)), dict[int, tuple[Span, ...]]()
+    if wanting > 2 and any(plan.norm is StreamLayout.FULL for plan in blocks):
+        sums[wanting] = shared_alike(every, wanting)
+    spans = {span for some in (*shares.values(), *sums.values()) for span in some if span.size}
+    return BatchRows(tuple(own), shares, {span: tuple(tiles(span, tile_rows)) for span in spans}, sums)
+
+
+def stage_parts(
+    spec: ModelSpec, stage: Stage, crew: Sequence[int], rows: BatchRows, *, some: Span | None = None,
+    before: BlockPlan | None = None, folded: bool = False, unfolds: bool = True,
+) -> StageParts:  # fmt: skip
+    """Return the parts of a stage's layers over a batch, as its crew cuts them.
+
+    Parameters
+    ----------
+    crew
+        Its devices that run it, by their number in the stage: all that have a share; ranks are numbers in it.
+    rows
+        As of `batch_rows`, or counted in stretches.
+    some
+        Its layers, or only some of them.
+    before
+        The block that leaves the stream before these; None: the one before them, or, of a stage's first ones, it lies
+        as the first block wants it, and all of it on the first who takes part where that wants columns.
+    folded
+        Whether layers that are alike stand in it once, with how many they are.
+    unfolds
+        Whether these are unfolded, then (`solver.schedule.schedule.unfolded`): it takes more of them.
+    """
+    own = _Placing(stage, crew, rows)
+    x = replace(spec.run(stage.span.start).blocks[0].stream, hidden=spec.hidden).value(STREAM, rows.count)
+    lies = own.before(stage, some, x) if before is None else own.behind(before, x)
+    given, left, layers = {x.name: (x, lies.box(x))}, dict[str, Region](), list[tuple[Span, list[PlacedPart]]]()
+    names = dict[str, str]()
+    runs = _each(stage, some or stage.span)
+    if folded:
+        runs = _runs(spec, stage) if unfolds else own.runs(spec, x, lies)
+    for span, layer in runs:
+        run, halves, every = spec.run(span.start), stage.part(span.start), list[PlacedPart]()
+        for place, (block, plan) in enumerate(zip(run.blocks, layer, strict=True)):
+            both = Span(place, place + 1).scaled(HALVES)
+            part = halves.intersect(both)
+            if not part.size:
+                continue
+            parts, after = _parts(run, span.start, block, rows.lengths, x)
+            placed, behind = own.placed(parts, plan, lies), own.behind(plan, after)
+            names |= _names(placed, plan, x, lies)
+            second = next(number for number, one in enumerate(placed) if one.part.cut)
+            if part.start != both.start:  # it begins with what another stage has made within it
+                (inner,), placed = placed[second].part.reads, placed[second:]
+                given[inner.name] = inner, behind.box(inner)
+            if part.stop != both.stop:
+                *placed, last = placed[:second]
+                placed.append(replace(last, axis=ROW, spans=behind.spans))
+                left[last.part.writes.name] = behind.box(last.part.writes)
+                after = x  # what is added lies as what it is added to
+            every += placed
+            x, lies = after, behind
+        layers.append((span, every))
+    return StageParts(given, left | {x.name: lies.box(x)}, layers, names, rows)
+
+
+def request_schedule(spec: ModelSpec, plan: Plan, rows: int, *, folded: bool = True) -> tuple[list[int], list[AnyStep]]:
+    """Return what ranks do with a request under a plan of one stage, and which ranks: rank 0 and those with a share.
+
+    Rank 0 embeds it and hands it out, and gets what the layers leave.
+    """
+    (stage,) = plan.stages
+    crew = sorted({0, *stage.active})
+    own = batch_rows(stage, crew, [rows], plan.tile_rows)
+    parts = stage_parts(spec, stage, crew, own, folded=folded, unfolds=False)
+    ((x, lies),) = parts.given.values()
+    (last,) = parts.left
+    root = some_have(x, [0], len(crew))
+    steps = replace(parts, left={last: root}, names={**parts.names, last: HAND_IN}).steps()
+    is_there = not isinstance(steps[-1], ExchangeStep) or steps[-1].name != HAND_IN
+    handed = [ExchangeStep(HAND_IN, x, (root,), root)] if is_there else []
+    return crew, [ComputeStep(()), ExchangeStep(HAND_OUT, x, (root,), lies), *steps, *handed]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Placing:
+    """Places parts as the plans of blocks say; arguments as of `stage_parts`."""
+
+    stage: Stage
+    crew: Sequence[int]
+    rows: BatchRows
+
+    @property
+    def active(self) -> Spans:
+        """1 for ranks that take part, else 0, [1, p, 1]."""
+        has = self.stage.active
+        return taking([rank for rank, device in enumerate(self.crew) if device in has], len(self.crew))
+
+    def before(self, stage: Stage, some: Span | None, x: Value) -> StreamLies:
+        """Return how the stream lies before layers of a stage, where nobody says so."""
+        if some is not None and some.start > stage.span.start:
+            return self.behind((stage.layer(some.start - 1) or ())[-1], x)
+        found = self.behind(stage.first, x)
+        if found.axis != HIDDEN:
+            return found
+        dealer = int(self.active[0, :, 0].argmax())
+        return StreamLies(WHOLE, taking([dealer], len(self.crew)) * whole(1))
+
+    def behind(self, plan: BlockPlan, x: Value) -> StreamLies:
+        """Return how the stream lies after a block."""
+        own = plan.only(self.crew)
+        if own.rows is not None:
+            return StreamLies(ROW, _spans(self.rows.shares[own.rows]))
+        if own.cut is Cut.SUB_BLOCKS:
+            assert own.inner is not None
+            return StreamLies(HIDDEN, _spans(own.inner) * (x.shape[1] // own.inner.total))
+        return StreamLies(WHOLE, self.active * whole(1))
+
+    def runs(self, spec: ModelSpec, x: Value, lies: StreamLies) -> Iterator[tuple[Span, LayerPlan]]:
+        """Yield layers that are alike: the first; the second, if that finds the stream otherwise; the others."""
+        for start, count, layer in alike(spec, self.stage):
+            before, lies = lies, self.behind(layer[-1], x)
+            alone = 1 if before.axis == lies.axis and np.array_equal(before.spans, lies.spans) else 2
+            edges = sorted({*range(start, start + min(alone, count) + 1), start + count})
+            yield from ((Span(one, other), layer) for one, other in pairwise(edges))
+
+    def placed(self, parts: Sequence[Part], plan: BlockPlan, before: StreamLies) -> list[PlacedPart]:
+        """Return the parts of a block as its plan cuts them, where the stream lies so before it."""
+        own, after = plan.only(self.crew), self.behind(plan, parts[-1].writes)
+        *body, join = parts
+        by_rows, begins = after.axis == ROW and before.axis == ROW, after.axis == ROW and before.axis == WHOLE
+        found = list[PlacedPart]()
+        if body[0].role == NORM:
+            norm, *body = body
+            own_rows = own.cut is Cut.ROWS and own.keys is None
+            if own_rows or by_rows:
+                found.append(self._cut(norm, ROW, after.spans if own_rows else before.spans, begins=begins))
+            else:
+                found.append(PlacedPart(norm, WITH_READER))
+        if own.cut is Cut.ROWS:
+            found += self._by_rows(body, own, after.spans)
+        elif own.cut in (Cut.WHOLE, Cut.SUB_BLOCKS):
+            found += [PlacedPart(part, WITH_READER) for part in body]
+        else:
+            found += self._shared(body, own, comes=by_rows)
+        begins = begins or any(part.as_comes and part.axis == ROW for part in found)  # who attends makes no tiles
+        return [*found, self._cut(join, after.axis, after.spans, ahead=True, begins=begins)]
+
+    def _cut(self, part: Part, axis: str, spans: Spans, **how: Any) -> PlacedPart:
+        tiled = None if axis == WHOLE else self.rows.tiled
+        return PlacedPart(part, axis, spans, widens=axis != WHOLE, **{"tiles": tiled, **how})
+
+    def _by_rows(self, body: Sequence[Part], plan: BlockPlan, rows: Spans) -> Iterator[PlacedPart]:
+        """Yield the parts of a block that is cut by rows, but for its join.
+
+        What is read of other rows is made by who has these, and what reads it is computed as it comes; where the input
+        is gathered, everyone makes it of all rows.
+        """
+        reach = {name for part in body for name, axis in part.reach if axis == ROW}
+        avoids = () if plan.keys is None else tuple(way is Keys.AVOIDED for way in plan.keys)
+        for part in body:
+            if part.writes.name in reach:
+                yield self._cut(part, ROW, rows) if not avoids else PlacedPart(part, WITH_READER, avoids=avoids)
+            elif any(value.name in reach for value in part.reads):
+                how: dict[str, Any] = {"tiles": None, "as_comes": True, "route": plan.route, "avoids": avoids}
+                yield self._cut(part, ROW, rows, **how)
+            else:
+                yield PlacedPart(part, WITH_READER)
+
+    def _shared(self, body: Sequence[Part], plan: BlockPlan, *, comes: bool) -> Iterator[PlacedPart]:
+        """Yield the parts of a block whose heads or columns are shared out, but for its join.
+
+        In a grid the first product is cut along the stream's columns, too: ranks add up its summands first.
+
+        Parameters
+        ----------
+        comes
+            Whether the stream lies by rows: what reads it is computed as it comes.
+        """
+        assert plan.inner is not None
+        (x,), inner = body[0].reads, _spans(plan.inner)
+        columns, tile, grid = None if plan.columns is None else _spans(plan.columns), inner, dict[str, Spans]()
+        if plan.cut is Cut.GRID:
+            tile, columns = _tiles(plan)
+            grid = {HIDDEN: columns}
+            summed, added = zip(*(over_tiles(part) for part in body if x in part.reads), strict=True)
+            body = [*summed, *added, *(part for part in body if x not in part.reads)]
+        for part in body:
+            if x in part.reads:
+                axis, spans = _cut_axis(body, part, tile)
+                route = plan.route if comes else Route.DIRECT
+                yield self._cut(part, axis, spans, tiles=None, also=grid, as_comes=comes, route=route)
+            elif part.cut and plan.cut is Cut.COLUMNS:
+                assert columns is not None
+                yield self._cut(part, HIDDEN, columns, tiles=None)
+            elif part.cut and plan.cut is not Cut.TO_ROWS:
+                # It is made in pieces: what it reads is there before.
+                few: dict[str, Any] = {} if len(self.crew) <= MANY else {"tiles": None}
+                yield self._cut(part, part.kind.axis, tile, begins=len(self.crew) > 1, also=grid, **few)
+            elif part.cut or any(part.writes in reader.reads and not reader.cut for reader in body):
+                yield PlacedPart(part, WITH_READER)
+            else:
+                begins = comes or plan.groups > 1
+                yield self._cut(part, part.kind.axis, inner, tiles=None, begins=begins, groups=plan.groups)
+
+
+def _parts(run: Run, number: int, block: Block, requests: tuple[int, ...], x: Value) -> tuple[list[Part], Value]:
+    """Return the parts of a block of a layer, over rows of the stream."""
+    names = [f"{prefix}/{block.name}" for prefix in layer_prefixes(run, number)]
+    if run.parts > 1:
+        return in_sub_blocks(names, block.kind.asked(requests), block.stream, x)
+    return parts_of_blocks([(names[0], block.kind.asked(requests))], block.stream, x, normed_apart=True)
+
+
+def _names(placed: Sequence[PlacedPart], plan: BlockPlan, x: Value, before: StreamLies) -> dict[str, str]:
+    """Return what exchanges of a block are called: those of the stream, and of what is made of it."""
+    shares = plan.cut in (Cut.BLOCK, Cut.TO_ROWS, Cut.COLUMNS)
+    gathers = shares or plan.cut is Cut.WHOLE or plan.keys is not None
+    rows = "columns to tiles" if plan.cut is Cut.GRID else "gather rows" if gathers else "move rows"
+    if HIDDEN in (before.axis, placed[-1].axis):
+        rows = "gather columns" if placed[-1].axis != HIDDEN else "deal columns out"
+    normed = {own.part.writes.name for own in placed if own.part.role == NORM and own.axis == ROW}
+    found = {x.name: "move residual" if normed else rows, **dict.fromkeys(normed, rows)}
+    between = {Cut.TO_ROWS: "to rows", Cut.COLUMNS: "gather inner columns", Cut.GRID: "spread"}.get(plan.cut, "")
+    for own in placed:
+        name = own.part.writes.name
+        word = name.rpartition("/")[2]
+        if own.also and not own.part.cut:
+            found[name] = "add up"
+        elif own.part.cut:
+            found[name] = "gather columns" if plan.cut is Cut.COLUMNS else REDUCE
+        elif plan.cut is Cut.ROWS and own.axis == ROW and name not in normed:
+            found[name] = f"gather {WORDS.get(word, word)}"
+        elif between and name not in found:
+            word = "contexts" if word == "contexts" else "columns"
+            found[name] = f"{word} {between}" if plan.cut is Cut.TO_ROWS else between
+    return {**found, placed[-1].part.writes.name: HAND_IN}
+
+
+def _cut_axis(body: Sequence[Part], part: Part, inner: Spans) -> tuple[str, Spans]:
+    """Return along which axis a part is cut, and its spans: of its kind's axis, or what these reach of another."""
+    kind_axis = part.kind.axis
+    if kind_axis in part.axes:
+        return kind_axis, inner
+    reaches = ((axis, reach) for reader in body for (_, axis), reach in reader.reach.items() if axis in part.axes)
+    axis, reach = next((axis, reach) for axis, reach in reaches if axis != ROW)
+    return axis, reach({kind_axis: inner})
+
+
+def _tiles(plan: BlockPlan) -> tuple[Spans, Spans]:
+    """Return of every rank's tile of a grid the heads or columns of its kind, and the columns of the stream."""
+    assert plan.inner is not None
+    tiles = [plan.tile(rank) for rank in range(len(plan.inner))]
+    ends = np.array([[[(span.start, span.stop) for span in tile] for tile in tiles]], np.int64)
+    return ends[:, :, 0], ends[:, :, 1]
+
+
+def _spans(partition: Iterable[Span]) -> Spans:
+    return np.array([[(span.start, span.stop) for span in partition]], np.int64)
+
+
+def _each(stage: Stage, some: Span) -> Iterator[tuple[Span, LayerPlan]]:
+    for span, layer in stage.layers:
+        own = span.intersect(some)
+        yield from ((Span(number, number + 1), layer) for number in range(own.start, own.stop))
+
+
+def _runs(spec: ModelSpec, stage: Stage) -> Iterator[tuple[Span, LayerPlan]]:
+    """Yield layers that are alike: the first and the second, then the others together, of which the last is alone."""
+    for start, count, layer in alike(spec, stage):
+        stop = start + count
+        alone = {start, start + 1, start + 2, stop - (stop == stage.span.stop), stop}
+        for one, other in pairwise(sorted(edge for edge in alone if start <= edge <= stop)):
+            yield Span(one, other), layer
