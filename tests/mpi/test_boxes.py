@@ -71,7 +71,7 @@ def test_every_rank_has_what_it_wants(world, seed, way):
         items.append(Item(have, want, placed(have.boxes[world.rank], array), places))
         values.append(array)
 
-    run(RankExchange.of(world, items, coding(wire), by_rows=bool(seed % 2)), world, way)
+    run(RankExchange.of(world, items, coding(wire), scaled=seed % 2), world, way)
 
     for item, array in zip(items, values, strict=True):
         for box, place in item.places:
