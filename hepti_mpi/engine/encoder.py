@@ -527,23 +527,28 @@ class Binding:
         return self._computed(unit)
 
     def as_comes(self, every: Sequence[Unit], value: str, exchange: RankExchange) -> list[Made]:
-        """Return what computes with a value's rows that are here first, and with others as they come."""
+        """Return what computes with a value's rows that are here first, and with others as they come.
+
+        What reads none of it is computed before.
+        """
         whole, coming = self.lies[value].box if value in self.lies else None, exchange.coming
-        count = next((n for n, unit in enumerate(every) if unit.run[0][0].reads[-1].name != value), len(every))
-        if whole is None or not count or any(box.spans[1:] != whole.spans[1:] for box in coming):
+        read = [unit.run[0][0].reads[-1].name == value for unit in every]
+        if whole is None or not any(read) or any(box.spans[1:] != whole.spans[1:] for box in coming):
             return [(every[0].number, every[0].sub_block, lambda _: [exchange.finish]), *self.makes(every)]
+        start = read.index(True)
+        stop = next((number for number in range(start, len(read)) if not read[number]), len(read))
+        before, some = self.makes(every[:start]), every[start:stop]
         here = _without(whole.spans[0], [box.spans[0] for box in coming])
-        contexts = [unit for unit in every[:count] if unit.roles == (FULL_CONTEXTS,) and not unit.avoids]
-        if contexts:
-            (unit,) = contexts
-            make = self._partial(*unit.run[0], here, exchange)
+        if some[0].roles == (FULL_CONTEXTS,):
+            make = self._partial(*some[0].run[0], here, exchange)
         else:
-            for unit in every[:count]:
-                self._out(unit.run[-1][0].writes, unit.run[-1][1])
-            first = [self._make(unit.only(rows)) for rows in here for unit in every[:count]]
-            arriving = {box: [self._make(unit.only(box.spans[0])) for unit in every[:count]] for box in coming}
+            for unit in some:
+                if not (unit.avoids and unit.roles == (FULL_KEYS,)):
+                    self._out(unit.run[-1][0].writes, unit.run[-1][1])
+            first = [self._make(unit.only(rows)) for rows in here for unit in some]
+            arriving = {box: [self._make(unit.only(box.spans[0])) for unit in some] for box in coming}
             make = partial(_arriving, first, exchange, arriving)
-        return [(every[0].number, None, make), *self.makes(every[count:])]
+        return [*before, (some[0].number, None, make), *self.makes(every[stop:])]
 
     def _computed(self, unit: Unit) -> Make:
         """Return what computes parts of which there is one graph."""
