@@ -1,6 +1,6 @@
 """`mpirun … python -m tests.commands.odd_rank ODDITY …`: the main job, with something odd about rank 1.
 
-`fails`: its third block is its last. `no-file`: its host has no copy of the weights file.
+`fails`: its third request is its last. `no-file`: its host has no copy of the weights file.
 """
 
 import sys
@@ -8,23 +8,23 @@ from pathlib import Path
 
 from hepti_mpi import __main__, decoder_job, job, network_job
 from hepti_mpi.comm.mpi import MPI, start
-from hepti_mpi.engine import steps
+from hepti_mpi.engine.encoder import StageShare
 from hepti_mpi.engine.load import open_source
 
-block, calls = steps.run_block, []
+run, calls = StageShare.run, []
 
 
 def fail_later(*arguments):
     calls.append(arguments)
     if len(calls) == 3:
         raise FloatingPointError("one bit has fallen over")
-    return block(*arguments)
+    return run(*arguments)
 
 
 oddity = sys.argv[1]
 start()
 if MPI.COMM_WORLD.rank == 1 and oddity == "fails":
-    steps.run_block = fail_later
+    StageShare.run = fail_later
 if MPI.COMM_WORLD.rank == 1 and oddity == "no-file":
     for its_job in (job, network_job, decoder_job):
         its_job.open_source = lambda opened, _, *model: open_source(opened, Path("/none"), *model)

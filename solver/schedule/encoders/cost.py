@@ -1,7 +1,8 @@
 """What a plan costs: seconds, bytes on the wire, bytes of memory. Every planner, table and test asks here.
 
-The parts: `solver.cluster.curves` (seconds of a kernel), `exchange` (seconds of an exchange), `timing` (how the two
-overlap), `pricing` (what the steps of a block cost), `memory` (what devices need and have).
+The parts: `solver.cluster.curves` (seconds of a kernel), `placing` (what ranks do), `turn_costs` (what that takes, by
+the clocks of ranks), `memory` (what devices need and have). For the planner's tables, which ask for thousands, `timing`
+and `pricing` add up steps that all ranks end together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a block does under each cut, step by step: data that `pricing` prices, `listing` prints and the engine runs.
+"""What a block does under each cut, step by step, as the planner's tables count it; what runs says the schedule.
 
     attention rows      lay; gather keys: K, V by tiles, during: Q, attention | output by tiles; close
                         where the input is gathered: gather input, during: K, V of all rows; Q, attention | …
