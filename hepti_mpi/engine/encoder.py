@@ -248,6 +248,11 @@ class EncoderProgram(Compiled):
         """Return the rows that it has left, of all values side by side."""
         return np.concatenate(self.left, axis=1)
 
+    @property
+    def taken_bytes(self) -> int:
+        """What its values take, what arrives of them, and what is read within a step alone."""
+        return super().taken_bytes + sum(array.nbytes for array in self._scratch.values())
+
     def run(self) -> None:
         """Compute `left` of `given`."""
         self._run()
@@ -357,7 +362,8 @@ class EncoderProgram(Compiled):
 Look = Callable[[int], tuple[Plan, Sequence[LayerKernels]] | None]
 Ran = Generator[None, None, tuple[Array, Plan]]
 STREAM_AXES = (ROW, HIDDEN, NUMBER)
-PROGRAMS = 4  # that are kept: batches of texts have new lengths all the time
+# That are kept: batches of texts have new lengths all the time. Before another is made, no more bytes than these are.
+PROGRAMS, PROGRAM_BYTES = 4, 16 << 20
 KNOWN = 16  # of other cuts of rows than in so many, what ranks do is found anew
 
 
@@ -424,6 +430,8 @@ class StageShare:
         key = batch, coding, some, before
         if key not in self.programs:
             _make_room(self.programs, PROGRAMS * (1 if some == self.stage.span else self.stage.span.size))
+            while sum(program.taken_bytes for program in self.programs.values()) > PROGRAM_BYTES:
+                del self.programs[next(iter(self.programs))]
             lengths = [request.size for request in batch.requests]
             rows, stretches = batch_rows(self.stage, self.crew, lengths, self.plan.tile_rows, before).in_stretches()
             own = self._own(rows, some, before, group.rank)
