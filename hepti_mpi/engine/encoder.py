@@ -248,6 +248,11 @@ class EncoderProgram(Compiled):
         """Return the rows that it has left, of all values side by side."""
         return np.concatenate(self.left, axis=1)
 
+    @property
+    def taken_bytes(self) -> int:
+        """What its values take, what arrives of them, and what is read within a step alone."""
+        return super().taken_bytes + sum(array.nbytes for array in self._scratch.values())
+
     def run(self) -> None:
         """Compute `left` of `given`."""
         self._run()
@@ -357,7 +362,8 @@ class EncoderProgram(Compiled):
 Look = Callable[[int], tuple[Plan, Sequence[LayerKernels]] | None]
 Ran = Generator[None, None, tuple[Array, Plan]]
 STREAM_AXES = (ROW, HIDDEN, NUMBER)
-PROGRAMS = 4  # that are kept: batches of texts have new lengths all the time
+# That are kept: batches of texts have new lengths all the time. Before another is made, no more bytes than these are.
+PROGRAMS, PROGRAM_BYTES = 4, 16 << 20
 KNOWN = 16  # of other cuts of rows than in so many, what ranks do is found anew
 
 
@@ -424,6 +430,8 @@ class StageShare:
         key = batch, coding, some, before
         if key not in self.programs:
             _make_room(self.programs, PROGRAMS * (1 if some == self.stage.span else self.stage.span.size))
+            while sum(program.taken_bytes for program in self.programs.values()) > PROGRAM_BYTES:
+                del self.programs[next(iter(self.programs))]
             lengths = [request.size for request in batch.requests]
             rows, stretches = batch_rows(self.stage, self.crew, lengths, self.plan.tile_rows, before).in_stretches()
             own = self._own(rows, some, before, group.rank)
@@ -527,23 +535,28 @@ class Binding:
         return self._computed(unit)
 
     def as_comes(self, every: Sequence[Unit], value: str, exchange: RankExchange) -> list[Made]:
-        """Return what computes with a value's rows that are here first, and with others as they come."""
+        """Return what computes with a value's rows that are here first, and with others as they come.
+
+        What reads none of it is computed before.
+        """
         whole, coming = self.lies[value].box if value in self.lies else None, exchange.coming
-        count = next((n for n, unit in enumerate(every) if unit.run[0][0].reads[-1].name != value), len(every))
-        if whole is None or not count or any(box.spans[1:] != whole.spans[1:] for box in coming):
+        read = [unit.run[0][0].reads[-1].name == value for unit in every]
+        if whole is None or not any(read) or any(box.spans[1:] != whole.spans[1:] for box in coming):
             return [(every[0].number, every[0].sub_block, lambda _: [exchange.finish]), *self.makes(every)]
+        start = read.index(True)
+        stop = next((number for number in range(start, len(read)) if not read[number]), len(read))
+        before, some = self.makes(every[:start]), every[start:stop]
         here = _without(whole.spans[0], [box.spans[0] for box in coming])
-        contexts = [unit for unit in every[:count] if unit.roles == (FULL_CONTEXTS,) and not unit.avoids]
-        if contexts:
-            (unit,) = contexts
-            make = self._partial(*unit.run[0], here, exchange)
+        if some[0].roles == (FULL_CONTEXTS,):
+            make = self._partial(*some[0].run[0], here, exchange)
         else:
-            for unit in every[:count]:
-                self._out(unit.run[-1][0].writes, unit.run[-1][1])
-            first = [self._make(unit.only(rows)) for rows in here for unit in every[:count]]
-            arriving = {box: [self._make(unit.only(box.spans[0])) for unit in every[:count]] for box in coming}
+            for unit in some:
+                if not (unit.avoids and unit.roles == (FULL_KEYS,)):
+                    self._out(unit.run[-1][0].writes, unit.run[-1][1])
+            first = [self._make(unit.only(rows)) for rows in here for unit in some]
+            arriving = {box: [self._make(unit.only(box.spans[0])) for unit in some] for box in coming}
             make = partial(_arriving, first, exchange, arriving)
-        return [(every[0].number, None, make), *self.makes(every[count:])]
+        return [*before, (some[0].number, None, make), *self.makes(every[stop:])]
 
     def _computed(self, unit: Unit) -> Make:
         """Return what computes parts of which there is one graph."""

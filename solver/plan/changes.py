@@ -24,7 +24,7 @@ class BlockShare:
     block
         Of which it is a share.
     alone
-        Whether the rank computes it of its rows alone: K and V stand apart from Q.
+        Whether the rank computes it of its rows alone.
     closes
         Whether it computes the second product of its rows alone: it is in one graph with residual and norm.
     avoided

@@ -8,6 +8,7 @@ Prints milliseconds of CPU a layer and rank, and what of it the kernels take tha
 import argparse
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -39,9 +40,13 @@ def metered(computes, kernel_s):
 
         return run
 
+    def graph(operations):
+        bound = computes.graph(operations).bound
+        return SimpleNamespace(bound=lambda *arrays: timed(bound(*arrays)))
+
     return replace(
         computes,
-        graph=lambda operations: timed(computes.graph(operations)),
+        graph=graph,
         attend=timed(computes.attend),
         attend_part=timed(computes.attend_part),
     )
