@@ -1,9 +1,9 @@
 """The fastest of all plans of a small network: every cut into segments, every way to share out each.
 
 Rows are shared out as whole rows of the coarsest value behind a segment, to any devices; channels equally among any.
-Let a way be the segments up to a node, and let r be the moments at which its ranks have ended them. What follows
-depends on r and on where values lie, and ends no earlier where ranks are ready later. So of the ways behind which
-values lie alike those are kept that no other is as fast as on every rank,
+Let a way be the segments up to a node, and let r be the moments at which its ranks have ended them, and their links
+have sent. What follows depends on r and on where values lie, and ends no earlier where these are later. So of the ways
+behind which values lie alike those are kept that no other is as fast as on every rank and link,
 
     K(stop) = those of { w + (start, stop) : start < stop, w in K(start) } of which no other has r' <= r,
 
@@ -66,8 +66,8 @@ class Ways:
 
     Parameters
     ----------
-    ready : [ways, p]
-        When ranks have ended them.
+    ends : [ways, 2, p]
+        When ranks have ended them, and when their links have sent.
     before : [ways, 2]
         At which node the last segment of each begins, and which of the ways there it follows.
     segments
@@ -76,7 +76,7 @@ class Ways:
         What ranks have of it, and whether what comes next can take it as it lies there.
     """
 
-    ready: Floats
+    ends: Floats
     before: Ints
     segments: Sequence[Segment]
     have: Regions
@@ -100,13 +100,13 @@ class EveryPlan:
         net, count, devices = self._net, len(self._net.nodes), self._s.devices
         have = {value: held.box for value, held in image_on_root(net, devices).items()}
         lies = {value: np.ones((1, devices), bool) for value in have}
-        there = [Ways(np.zeros((1, devices)), np.zeros((1, 2), np.intp), (), have, lies)]
+        there = [Ways(np.zeros((1, 2, devices)), np.zeros((1, 2), np.intp), (), have, lies)]
         for stop in range(1, count + 1):
             there.append(self._behind(there, stop, below))
-        if not len(there[count].ready):
+        if not len(there[count].ends):
             return []
-        last = np.arange(len(there[count].ready))
-        seconds = self._ready(there[count], last, handed_in(net, devices), 0 * last, None).max(-1)
+        last = np.arange(len(there[count].ends))
+        seconds = self._ended(there[count], last, handed_in(net, devices), 0 * last, None)[:, 0].max(-1)
         if not (seconds < below).any():
             return []
         at, way, found = count, int(seconds.argmin()), list[Segment]()
@@ -129,28 +129,28 @@ class EveryPlan:
         """Return the ways to a node that are kept, from those to every node before it."""
         every, parts = list[_Segments](), []
         for start, ways in enumerate(there):
-            if not len(ways.ready):
+            if not len(ways.ends):
                 continue
             for cut, shares in self._shares(stop).items():
                 if shares:
                     found = _segments(self._s, Span(start, stop), cut, shares)
-                    way, number = np.nonzero(self._in_time(ways.ready[:, None] + found.seconds, stop, below))
-                    ready = self._ready(ways, way, found.needs, number, found.seconds)
-                    kept = self._in_time(ready, stop, below)
+                    way, number = np.nonzero(self._in_time(ways.ends[:, :1] + found.seconds, stop, below))
+                    ends = self._ended(ways, way, found.needs, number, found.seconds)
+                    kept = self._in_time(ends[:, 0], stop, below)
                     before = np.stack([np.full(way.size, start), way], axis=1)
-                    parts.append((ready[kept], before[kept], number[kept] + sum(len(own.segments) for own in every)))
+                    parts.append((ends[kept], before[kept], number[kept] + sum(len(own.segments) for own in every)))
                     every.append(found)
-        ready, before, number = (np.concatenate(own) for own in zip(*parts, strict=True))
+        ends, before, number = (np.concatenate(own) for own in zip(*parts, strict=True))
         have = {
             value: {axis: np.concatenate([own.have[value][axis] for own in every]) for axis in MAP}
             for value in self._net.live(stop)
         }
         lies = {value: np.concatenate([own.lies[value] for own in every]) for value in have}
-        fastest = _fastest(ready, _places(have, lies)[number])
+        fastest = _fastest(ends, _places(have, lies)[number])
         last = number[fastest]
         segments = [segment for own in every for segment in own.segments]
         return Ways(
-            ready[fastest], before[fastest], [segments[own] for own in last.tolist()],
+            ends[fastest], before[fastest], [segments[own] for own in last.tolist()],
             {value: _picked(region, last) for value, region in have.items()},
             {value: own[last] for value, own in lies.items()},
         )  # fmt: skip
@@ -162,8 +162,8 @@ class EveryPlan:
             end_s = np.maximum(end_s, (1 + (ready / left_s).sum(-1)) / (1 / left_s).sum())
         return np.asarray(end_s < below)
 
-    def _ready(self, ways: Ways, way: Ints, needs: Regions, number: Ints, seconds: Floats | None) -> Floats:
-        """Return when ranks have ended what goes on from some ways, each with one of several needs and seconds, [n, p].
+    def _ended(self, ways: Ways, way: Ints, needs: Regions, number: Ints, seconds: Floats | None) -> Floats:
+        """Return when what goes on from some ways ends, each with one of several needs and seconds, [n, 2, p].
 
         What comes to rank 0 in the end takes no seconds, and is not copied.
         """
@@ -175,15 +175,15 @@ class EveryPlan:
         if seconds is not None:
             numbers = copied(self._net, have, own, {value: ways.lies[value][way] for value in needs})
             compute = seconds[number] + s.machine.bank.seconds(Kernel.ADD, numbers)
-        return all_ended(s.machine, ways.ready[way], moved, compute)
+        return all_ended(s.machine, ways.ends[way], moved, compute)
 
 
-def _fastest(ready: Floats, place: Ints) -> Ints:
-    """Return the ways that no other to the same place is as fast as on every rank."""
-    kept, rest = list[int](), np.argsort(ready.sum(-1), kind="stable")
+def _fastest(ends: Floats, place: Ints) -> Ints:
+    """Return the ways that no other to the same place is as fast as on every rank and link."""
+    kept, rest = list[int](), np.argsort(ends.sum((-2, -1)), kind="stable")
     while rest.size:
         kept.append(int(rest[0]))
-        rest = rest[(ready[rest] < ready[rest[0]]).any(-1) | (place[rest] != place[rest[0]])]
+        rest = rest[(ends[rest] < ends[rest[0]]).any((-2, -1)) | (place[rest] != place[rest[0]])]
     return np.array(kept, np.intp)
 
 

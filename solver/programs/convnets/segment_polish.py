@@ -131,7 +131,8 @@ class Priced:
         turns += self._turns[stop + 1 :]
         later = self._moments(self._turns[stop + 1 :], now)
         for now, before in zip(later, self.moments[stop + 1 :], strict=True):
-            if (now.ready >= before.ready).all():  # who is ready later begins nothing earlier
+            # What ends later lets nothing begin earlier.
+            if (now.ready >= before.ready).all() and (now.sent_at >= before.sent_at).all():
                 return False
             moments.append(now)
         if now.ready.max() >= (1 - LEAST_GAIN) * self.seconds:

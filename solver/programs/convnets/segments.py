@@ -72,7 +72,7 @@ from solver.schedule.networks.steps import (
 )
 from solver.schedule.regions import hull, lengths
 
-# When ranks have ended a path, [p], its segments, and where values lie behind it.
+# When ranks have ended a path, and links have sent, [2, p], its segments, and where values lie behind it.
 WholePath = tuple[Floats, list[Segment], Mapping[str, Held]]
 FEW = 4  # devices of which every set is tried as a crew; of more, the fastest ones
 PRICES, RISE = 12, 3.0  # how often, and by how much, the price of memory rises
@@ -149,21 +149,26 @@ class Paths:
 
     Parameters
     ----------
-    ready : [paths, p]
-        When ranks have ended them.
+    ends : [paths, 2, p]
+        When ranks have ended them, and when their links have sent.
     crew : [paths]
         Who has what there: crews that share out rows come first, then those that share out channels.
     before : [paths, 2]
         From which point each comes, and which of the paths there it follows.
     """
 
-    ready: Floats
+    ends: Floats
     crew: Ints
     before: Ints
 
     def of(self, numbers: Ints) -> Paths:
         """Return some of them."""
-        return Paths(self.ready[numbers], self.crew[numbers], self.before[numbers])
+        return Paths(self.ends[numbers], self.crew[numbers], self.before[numbers])
+
+
+def _later(ends: Floats, seconds: Floats) -> Floats:
+    """Return moments [..., 2, p] of which ranks' are so many seconds later, [..., p] or one."""
+    return np.stack(np.broadcast_arrays(ends[..., 0, :] + seconds, ends[..., 1, :]), -2)
 
 
 class Search:
@@ -245,7 +250,7 @@ class Search:
 
     def _through_rows(self) -> list[Paths]:
         """Return the paths to every point that are kept."""
-        there = [Paths(np.zeros((1, self._s.devices)), np.zeros(1, np.intp), np.zeros((1, 2), np.intp))]
+        there = [Paths(np.zeros((1, 2, self._s.devices)), np.zeros(1, np.intp), np.zeros((1, 2), np.intp))]
         for to in range(1, len(self._points)):
             ways = [(0, at, found) for at, found in self._backwards(to)] if to in self._levels else []
             if to > self._deep and len(self._channel_shares):
@@ -254,28 +259,28 @@ class Search:
             if not every:
                 there.append(there[0].of(np.zeros(0, np.intp)))
                 continue
-            ready, moved, copies, compute, crew, before = (np.concatenate(own) for own in zip(*every, strict=True))
+            ends, moved, copies, compute, crew, before = (np.concatenate(own) for own in zip(*every, strict=True))
             compute = compute + self._s.machine.bank.seconds(Kernel.ADD, copies)
-            found = Paths(all_ended(self._s.machine, ready, moved, compute), crew, before)
-            order = np.lexsort((found.ready.max(-1), crew))
+            found = Paths(all_ended(self._s.machine, ends, moved, compute), crew, before)
+            order = np.lexsort((found.ends[:, 0].max(-1), crew))
             there.append(found.of(order[np.unique(crew[order], return_index=True)[1]]))
         return there
 
     def _onwards(self, first: int, at: int, paths: Paths, reached: Reached) -> tuple[Numbers, ...]:
         """Return all ways on from some paths at a point, to crews from `first` on: of each what its price takes.
 
-        These are when ranks have ended what is before, what they send each other, the numbers that they copy, what they
-        compute, its crew, and its path.
+        These are when ranks and links have ended what is before, what ranks send each other, the numbers that they
+        copy, what they compute, its crew, and its path.
         """
         by_rows = not first and bool((paths.crew < len(self._crews)).all())
         moved, copies = self._brought(at, paths.crew, reached.needs, (IMAGE_ROW,) if by_rows else (CHANNEL, IMAGE_ROW))
         count = copies.shape[:2]
         dear_s = (reached.weights @ self._byte_s)[:, None]
-        ready = np.broadcast_to(paths.ready[:, None] + dear_s, copies.shape)
+        ends = np.broadcast_to(_later(paths.ends[:, None], dear_s), (*count, *paths.ends.shape[1:]))
         before = np.broadcast_to(np.stack([np.full(count[0], at), np.arange(count[0])], 1)[:, None], (*count, 2))
         crew = np.broadcast_to(first + np.arange(count[1]), count)
         compute = np.broadcast_to(reached.seconds, copies.shape)
-        return tuple(own.reshape(-1, *own.shape[2:]) for own in (ready, moved, copies, compute, crew, before))
+        return tuple(own.reshape(-1, *own.shape[2:]) for own in (ends, moved, copies, compute, crew, before))
 
     @cached_property
     def _shares(self) -> Mapping[int, Floats]:
@@ -405,15 +410,15 @@ class Search:
         net, last = self._net, len(self._points) - 1
         held: Mapping[str, Held] = image_on_root(net, self._s.devices)
         paths: list[WholePath] = []
-        for number, ready in enumerate(there[last].ready):
+        for number, ends in enumerate(there[last].ends):
             segments = self._path(there, last, number)
             if segments:
                 anywhere = live_on(net, segments[-1].nodes.start, 0, self._s.devices)
                 held = segment_shares(net, segments[-1], anywhere).after
-            paths.append((ready, segments, held))
+            paths.append((ends, segments, held))
         for nodes in self._behind_rows():
             paths = self._one_further(paths, nodes)
-        end_s = self._after(paths, handed_in(net, self._s.devices), np.zeros(self._s.devices)).max(-1)
+        end_s = self._after(paths, handed_in(net, self._s.devices), np.zeros(self._s.devices))[:, 0].max(-1)
         return paths[int(end_s.argmin())][1]
 
     def _path(self, there: Sequence[Paths], to: int, number: int) -> list[Segment]:
@@ -444,16 +449,16 @@ class Search:
         for segment in self._configurations(nodes):
             shares = segment_shares(net, segment, paths[0][2])  # needs the same wherever it lies before
             dear_s = run_bytes(net, nodes) * np.array(segment.shares) @ self._byte_s
-            ready = self._after(paths, shares.needs, compute_s(self._s, shares)) + dear_s
-            best = int(ready.max(-1).argmin())
-            found.append((ready[best], [*paths[best][1], segment], shares.after))
+            ends = _later(self._after(paths, shares.needs, compute_s(self._s, shares)), dear_s)
+            best = int(ends[:, 0].max(-1).argmin())
+            found.append((ends[best], [*paths[best][1], segment], shares.after))
         return found
 
     def _after(self, paths: Sequence[WholePath], needs: Regions, compute: Floats) -> Floats:
-        """Return when ranks have ended what follows paths, [paths, p], by what it needs and computes."""
+        """Return when ranks and links have ended what follows paths, [paths, 2, p], by what it needs and computes."""
         moved = np.array([moved_between(self._net, held, needs, self._wire) for *_, held in paths])
-        ready = np.array([own for own, *_ in paths])
-        return all_ended(self._s.machine, ready, moved, np.broadcast_to(compute, ready.shape))
+        ends = np.array([own for own, *_ in paths])
+        return all_ended(self._s.machine, ends, moved, np.broadcast_to(compute, ends[:, 0].shape))
 
     def _configurations(self, nodes: Span) -> Iterator[Segment]:
         """Yield who may compute a run of nodes: one device, or several by columns, in proportion to their speed."""

@@ -427,17 +427,21 @@ def copied(net: ConvNet, have: Regions, needs: Regions, lies: Mapping[str, Mask 
     return np.asarray(np.einsum("v,v...->...", [numbers_across(net, name, axes) for name in needs], copied))
 
 
-def all_ended(machine: Machine, ready: Floats, moved: Floats, compute: Floats) -> Floats:
-    """Return when ranks have ended a segment that each computes in one piece, as they do the one before, [n, p].
+def all_ended(machine: Machine, ends: Floats, moved: Floats, compute: Floats) -> Floats:
+    """Return when ranks have ended a segment that each computes in one piece, as they do the one before.
 
     Parameters
     ----------
-    ready, compute : [n, p]
-        When they have ended the one before, and what this one takes.
+    ends : [n, 2, p]
+        When they have ended the one before, and when their links have sent what was to be sent; so is the result.
     moved : [n, p, p] bytes
         What each sends each other.
+    compute : [n, p]
+        What this one takes.
     """
-    return advanced(machine, Moment.at(ready), (_messages(machine, moved[:, None]), compute[:, None])).ready
+    before = Moment.at(ends[:, 0], ends[:, 1])
+    now = advanced(machine, before, (_messages(machine, moved[:, None]), compute[:, None]))
+    return np.stack([now.ready, now.sent_at], 1)
 
 
 def _names(net: ConvNet, shares: SegmentShares) -> tuple[str, ...]:

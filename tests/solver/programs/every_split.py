@@ -48,16 +48,17 @@ def least_seconds(s, below):
 
     def ready(turns):
         *_, (_, _, now) = timed(s.machine, turns, Moment.at(np.zeros(devices)))
-        return now.ready
+        return np.stack([now.ready, now.sent_at])  # what follows begins no earlier where these are later
 
     def in_time(end, stop):
+        """`end`: when every rank has ended what is before."""
         if not left[stop].all():
             return end.max() < best
         return max(end.max(), (1 + (end / left[stop]).sum()) / (1 / left[stop]).sum()) < best
 
     # By the segment that ends there: what follows from it, and the ways to it, each its turns and when ranks are ready.
     there = {stop: [] for stop in range(count + 1)}
-    there[0] = [(None, [((), np.zeros(devices))])]
+    there[0] = [(None, [((), np.zeros((2, devices)))])]
     for stop in range(1, count + 1):
         for start in (start for start in range(stop) if there[start]):
             first = there[start][0][0].after if start else image
@@ -65,7 +66,7 @@ def least_seconds(s, below):
                 found, own = [], segment_shares(net, Segment(Span(start, stop), cut, shares), first)
                 least_s = compute_s(s, own)
                 for before, all_kept in there[start]:
-                    kept = [turns for turns, end in all_kept if in_time(end + least_s, stop)]
+                    kept = [turns for turns, end in all_kept if in_time(end[0] + least_s, stop)]
                     if not kept:
                         continue
                     # What ranks need and compute is the same wherever it lies before.
@@ -74,7 +75,7 @@ def least_seconds(s, below):
                     turn = turn_at(s, every, len(every) - 1, Wire.FLOAT32)
                     for turns in kept:
                         end = ready([*turns, turn])
-                        if in_time(end, stop) and not any((other <= end).all() for _, other in found):
+                        if in_time(end[0], stop) and not any((other <= end).all() for _, other in found):
                             found = [(way, other) for way, other in found if not (end <= other).all()]
                             found.append(((*turns, turn), end))
                 if not found:
@@ -83,5 +84,5 @@ def least_seconds(s, below):
                     there[stop].append((own, found))
                     continue
                 last = turn_at(s, [own], 1, Wire.FLOAT32)
-                best = min([best, *(float(ready([*turns, last]).max()) for turns, _ in found)])
+                best = min([best, *(float(ready([*turns, last])[0].max()) for turns, _ in found)])
     return best
