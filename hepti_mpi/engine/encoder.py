@@ -37,7 +37,7 @@ from solver.schedule.encoders.placing import StageParts, batch_rows, stage_parts
 from solver.schedule.places import OwnCompute, OwnExchange, OwnStep, Places, RankRun, Used, own_steps, places_of
 from solver.schedule.regions import box_of as box_of_rank
 from solver.schedule.schedule import Called
-from solver.schedule.stretches import BatchRows, Stretches
+from solver.schedule.stretches import StretchedRows, Stretches
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -439,7 +439,7 @@ class StageShare:
             self.programs[key] = EncoderProgram(own, stretches, kernels, batch, group, coding, backend)
         return self.programs[key]
 
-    def _own(self, rows: BatchRows, some: Span, before: BlockPlan | None, rank: int) -> OwnStage:
+    def _own(self, rows: StretchedRows, some: Span, before: BlockPlan | None, rank: int) -> OwnStage:
         """Return this rank's part in batches whose rows, in stretches, are cut so."""
         key = rows.key, some, before
         if key not in self.known:

@@ -19,8 +19,6 @@ from itertools import zip_longest
 from operator import itemgetter
 from typing import Protocol
 
-import numpy as np
-
 from solver.base.arrays import FLOAT_BYTES
 from solver.base.spans import Span
 from solver.model.kinds.part import Part, RankRegion, there
@@ -380,8 +378,7 @@ def _own_parts(
             apart.add(name)
     for step, after in zip_longest(steps, steps[1:]):
         if isinstance(step, ComputeStep):
-            pieces = range(1 if step.pieces is None else len(next(iter(next(iter(step.pieces.values())).values()))))
-            yield [_own_compute(step, rank, apart, read, piece) for piece in pieces]
+            yield [_own_compute(step, rank, apart, read, piece) for piece in range(len(step.parts_by_piece))]
             continue
         name = step.value.name
         have, want = step.layouts()
@@ -400,11 +397,12 @@ def _own_parts(
 def _needed(steps: Sequence[AnyStep], rank: int) -> dict[str, Box]:
     """Return of every value what a rank's computations need."""
     return joined(
-        (value.name, box_of(needs[value.name], value.axes, rank, piece))
+        (value.name, box_of(needs[value.name], value.axes, rank))
         for step in steps
         if isinstance(step, ComputeStep)
-        for part, region in step.parts
-        for piece in np.flatnonzero(there(region)[:, rank]).tolist()
+        for parts in step.parts_by_piece
+        for part, region in parts
+        if there(region)[0, rank]
         for needs in [part.needs(region)]
         for value in part.reads
     )
@@ -419,13 +417,13 @@ def _own_compute(step: ComputeStep, rank: int, apart: Collection[str], read: Col
     made = {part.writes.name for part, _ in step.parts}
     reads: list[tuple[str, Box]] = []
     written: list[tuple[str, str, Box]] = []
-    for part, region in step.parts:
+    for part, region in step.parts_by_piece[piece]:
         needs = part.needs(region)
         for value in part.reads:
-            box = box_of(needs[value.name], value.axes, rank, piece)
+            box = box_of(needs[value.name], value.axes, rank)
             if box.size and value.name not in made and not value.state:
                 reads.append((value.name, box))
-        name, box = part.writes.name, box_of(part.result(region), part.writes.axes, rank, piece)
+        name, box = part.writes.name, box_of(part.result(region), part.writes.axes, rank)
         if box.size and name in step.leaves and name in read:
             written.append((f"{name} +" if name in apart else name, name, box))
     return OwnCompute(rank_run(step, rank, piece), joined(reads), written, step.as_comes if step.pieces is None else "")
@@ -434,7 +432,7 @@ def _own_compute(step: ComputeStep, rank: int, apart: Collection[str], read: Col
 def rank_run(step: ComputeStep, rank: int, piece: int = 0) -> RankRun:
     """Return what a rank computes in a step, or in one of its pieces."""
     return tuple(
-        (part, {axis: Span(*spans[piece, rank].tolist()) for axis, spans in region.items()})
-        for part, region in step.parts
-        if there(region)[piece, rank]
+        (part, {axis: Span(*spans[0, rank].tolist()) for axis, spans in region.items()})
+        for part, region in step.parts_by_piece[piece]
+        if there(region)[0, rank]
     )

@@ -39,6 +39,23 @@ def lengths(spans: Spans) -> Lengths:
     return np.asarray(np.maximum(spans[..., 1] - spans[..., 0], 0))
 
 
+def cut_in_pieces(spans: Spans, counts: Lengths) -> Spans:
+    """Return spans cut in so many nearly equal pieces, at most one for each of their units, [pieces, ..., 2].
+
+    Empty ones are the last; an empty span has none.
+    """
+    size = lengths(spans)
+    counts = np.minimum(counts, size)
+    edges = np.minimum(np.arange(max(int(counts.max()), 1) + 1).reshape(-1, *[1] * size.ndim), counts)
+    ends = spans[..., 0] + size * edges // np.maximum(counts, 1)
+    return np.stack([ends[:-1], ends[1:]], -1) * (edges[1:] > edges[:-1])[..., None]
+
+
+def cut_in_tiles(spans: Spans, rows: int) -> Spans:
+    """Return spans cut in nearly equal tiles of about so many rows, as `solver.base.spans.tiles`; 0: one each."""
+    return cut_in_pieces(spans, np.maximum(np.rint(lengths(spans) / rows), 1).astype(np.int64) if rows else np.array(1))
+
+
 def volume(region: Region) -> Lengths:
     """Return in how many units a region has numbers, [...]."""
     return np.asarray(reduce(np.multiply, [lengths(spans) for spans in region.values()]))

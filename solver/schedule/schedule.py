@@ -18,12 +18,12 @@ from itertools import groupby
 
 import numpy as np
 
-from solver.base.spans import Span, pieces_of
+from solver.base.spans import Span
 from solver.model.kinds.part import HIDDEN, NUMBER, ROW, WHOLE, Part, Region, Spans, Value, there, whole
 from solver.plan.layout import Layout, moves
 from solver.plan.plan import Wire
 from solver.plan.routes import Route
-from solver.schedule.regions import Lengths, boxes, hull, lengths, overlaps, volume, within
+from solver.schedule.regions import Lengths, boxes, cut_in_pieces, hull, lengths, overlaps, volume, within
 from solver.schedule.stretches import SumRows, shared_alike
 
 WITH_READER = "with its reader"  # in place of an axis: a part is computed where it is read
@@ -56,8 +56,9 @@ class PlacedPart:
     as_comes
         Whether ranks compute with what each of the others sends as it comes, with their own first.
     tiles, groups
-        In which pieces it is made, each of which others get once it is done: the tiles of some rows (None: all at
-        once), of summands those of others' rows before own ones; or so many of the axis.
+        In which pieces it is made, each of which others get once it is done: the tiles of rows [..., 2], [tiles, ...,
+        2] with empty ones the last (None: all at once), of summands those of others' rows before own ones; or so many
+        of the axis.
     route
         How what it needs comes to ranks.
     avoids
@@ -75,7 +76,7 @@ class PlacedPart:
     also: Mapping[str, Spans] = field(default_factory=dict)
     ahead: bool = False
     as_comes: bool = False
-    tiles: Callable[[Span], Sequence[Span]] | None = None
+    tiles: Callable[[Spans], Spans] | None = None
     groups: int = 1
     route: Route = Route.DIRECT
     avoids: tuple[bool, ...] = ()
@@ -275,7 +276,7 @@ class ComputeStep(LayerStep):
     leaves
         The names of the values that are read after it.
     pieces
-        Of those, what every rank makes piece by piece, [pieces, p, 2], where it does not make all at once.
+        Of those, what every rank makes piece by piece, [pieces, n, p, 2], where it does not make all at once.
     as_comes
         The name of the value that is exchanged before it, with which ranks compute as it comes from each of the others,
         with their own first; "": they begin when all is there.
@@ -300,6 +301,14 @@ class ComputeStep(LayerStep):
     def parts(self) -> tuple[tuple[Part, Region], ...]:
         """The parts, and the region that every rank computes of each."""
         return tuple((own.part, region) for own, region in self.walked[0])
+
+    @cached_property
+    def parts_by_piece(self) -> Sequence[tuple[tuple[Part, Region], ...]]:
+        """The same of every piece; of a computation without pieces, of all of it."""
+        if self.pieces is None:
+            return [self.parts]
+        (count, *_), *_ = (spans.shape for region in self.pieces.values() for spans in region.values())
+        return [tuple((part, _piece(region, piece)) for part, region in self.parts) for piece in range(count)]
 
     def cut(self, spans: Mapping[tuple[int, str], Spans]) -> ComputeStep:
         """Return it with other spans, of every stage and axis."""
@@ -467,7 +476,7 @@ class _Builder:
     def _sums(self, want: Region) -> SumRows:
         """Return how a sum is made; in one step where a single rank wants it, or not all want it alike."""
         (ranks,) = there(want)[0].nonzero()
-        alike = all((want[axis][0, ranks] == want[axis][0, ranks[0]]).all() for axis in (ROW, HIDDEN))
+        alike = all((want[axis][:, ranks] == want[axis][0, ranks[0]]).all() for axis in (ROW, HIDDEN))
         return self.summed(Span(*want[ROW][0, ranks[0]].tolist()), len(ranks)) if alike and len(ranks) > 1 else None
 
     def _when(self, name: str) -> tuple[Span, Span]:
@@ -525,13 +534,14 @@ def _all_want_the_same(want: Region) -> bool:
 
 
 def _piece(region: Region, piece: int) -> Region:
-    return {axis: spans[piece : piece + 1] for axis, spans in region.items()}
+    """Return a piece of a region; all of one that is not in pieces."""
+    return {axis: spans[piece] if spans.ndim > 3 else spans for axis, spans in region.items()}
 
 
 def _in_pieces(
     live: Sequence[PlacedPart], then: Mapping[str, Region], sums: Callable[[Region], SumRows]
 ) -> dict[str, Region] | None:
-    """Return the pieces in which ranks make all that leaves a computation, [pieces, p, 2]; None: it is not made so.
+    """Return the pieces in which ranks make all that leaves a computation, [pieces, n, p, 2]; None: it is not made so.
 
     Parameters
     ----------
@@ -542,46 +552,46 @@ def _in_pieces(
     for own in live:
         name = own.part.writes.name
         if own.in_tiles and name in then:
-            found[name] = _for_others(own, then[name], sums)
+            found[name] = _along(own.box, ROW, _for_others(own, then[name], sums))
         elif own.groups > 1:
-            found[name] = _along(own.box, own.axis, [pieces_of(span, own.groups) for span in _spans(own)])
+            found[name] = _along(own.box, own.axis, cut_in_pieces(own.own[own.axis], np.array(own.groups)))
         elif own.axis == ROW and own.tiles is not None:
-            found[name] = _along(own.box, ROW, [own.tiles(span) for span in _spans(own)])
+            found[name] = _along(own.box, ROW, own.tiles(own.own[ROW]))
     if len(found) < len(live) or max((len(region[ROW]) for region in found.values()), default=1) == 1:
         return None
     rows = [region[ROW] for region in found.values()]
     return found if all(np.array_equal(rows[0], others) for others in rows) else None
 
 
-def _spans(placed: PlacedPart) -> list[Span]:
-    return [Span(start, max(start, stop)) for start, stop in placed.own[placed.axis][0].tolist()]
+def _along(box: Region, axis: str, pieces: Spans) -> Region:
+    """Return a box cut along an axis in every rank's pieces, [pieces, n, p, 2]."""
+    some = lengths(pieces)[..., None] > 0
+    return {each: pieces if each == axis else spans * some for each, spans in box.items()}
 
 
-def _along(box: Region, axis: str, pieces: Sequence[Sequence[Span]]) -> Region:
-    """Return a box cut in pieces along an axis, each rank's own ones, [pieces, p, 2]."""
-    most = max(map(len, pieces))
-    own = np.array([[(p.start, p.stop) for p in some] + [(0, 0)] * (most - len(some)) for some in pieces], np.int64)
-    cut = own.swapaxes(0, 1)
-    some = lengths(cut)[..., None] > 0
-    return {each: cut if each == axis else spans * some for each, spans in box.items()}
+def _for_others(placed: PlacedPart, want: Region, sums: Callable[[Region], SumRows]) -> Spans:
+    """Return the rows of summands in the order in which a rank makes them, [pieces, n, p, 2].
 
-
-def _for_others(placed: PlacedPart, want: Region, sums: Callable[[Region], SumRows]) -> Region:
-    """Return a rank's summands in the order in which it makes them: those of the ranks after it, its own the last."""
-    some, tiles = there(want)[0].tolist(), placed.tiles or (lambda rows: (rows,))
+    They are the tiles of the ranks after it, then of those before it; its own rows are the last, at once.
+    """
+    takes = there(placed.box)[..., None]
     if _all_want_the_same(want):
-        if (added := sums(want)) is not None:
-            want = _added(want, added)
-        else:
-            tiles = lambda rows: (rows,)
-    rows = [Span(start, max(start, stop)) for start, stop in want[ROW][0].tolist()]
-    of_ranks = [tiles(span) if has and span.size else () for span, has in zip(rows, some, strict=True)]
-    ranks, pieces = range(len(rows)), list[list[Span]]()
-    for own, has in zip(ranks, there(placed.box)[0].tolist(), strict=True):
-        others = [span for rank in (*ranks[own + 1 :], *ranks[:own]) for span in of_ranks[rank]]
-        last = [rows[own]] if of_ranks[own] else []
-        pieces.append(list(dict.fromkeys([*others, *last])) if has else [])
-    return _along(placed.box, ROW, pieces)
+        if (added := sums(want)) is None:  # all of them at once
+            return np.asarray((want[ROW] * there(want)[..., None]).max(-2, keepdims=True) * takes)[None]
+        want = _added(want, added)
+    assert placed.tiles is not None
+    own = want[ROW] * there(want)[..., None]
+    tiles, ranks = placed.tiles(own), own.shape[-2]
+    after = (np.arange(ranks)[:, None] + np.arange(1, ranks)) % ranks  # of rank i the others, [p, p - 1]
+    others = np.moveaxis(tiles[..., after, :], -2, 0).reshape(-1, *own.shape)
+    return _first_those_there(np.concatenate([others, own[None]]) * takes)
+
+
+def _first_those_there(pieces: Spans) -> Spans:
+    """Return pieces, [pieces, ..., 2], with empty ones after all others, and only as many as anyone has."""
+    empty = lengths(pieces) == 0
+    order = np.argsort(empty, axis=0, kind="stable")[: int((~empty).sum(0).max())]
+    return np.take_along_axis(pieces, order[..., None], 0)
 
 
 def _made(group: Sequence[PlacedPart], leaves: Collection[str]) -> dict[str, Region]:
@@ -623,7 +633,7 @@ def _added(want: Region, rows: tuple[Span, ...]) -> Region:
     axis, shares = ROW, rows
     if not rows:
         axis, shares = HIDDEN, shared_alike(Span(*want[HIDDEN][0, ranks[0]].tolist()), len(ranks))
-    found[axis][0, ranks] = [(own.start, own.stop) for own in shares]
+    found[axis][:, ranks] = [(own.start, own.stop) for own in shares]
     return found
 
 

@@ -11,8 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from solver.base.spans import Partition, Span
+import numpy as np
+
+from solver.base.spans import Partition, Span, tiles
+from solver.model.kinds.part import Spans
 from solver.plan.layout import Box, Layout
+from solver.schedule.regions import cut_in_tiles
 
 # Which rows each of some ranks adds up; (): columns are shared out; None: it is made in one step.
 SumRows = tuple[Span, ...] | None
@@ -67,16 +71,16 @@ class BatchRows:
         Those of every request, one after the other.
     shares
         By shares of the ranks, their rows.
-    tiles
-        Of rows that are made or added up in tiles, these.
     sums
         Which rows each of so many ranks adds up of all, where a sum is made in two steps.
+    tile_rows
+        In tiles of about so many rows values are made and added up; 0: at once.
     """
 
     requests: tuple[Span, ...]
     shares: Mapping[tuple[float, ...], tuple[Span, ...]]
-    tiles: Mapping[Span, tuple[Span, ...]]
     sums: Mapping[int, tuple[Span, ...]]
+    tile_rows: int = 0
 
     @property
     def count(self) -> int:
@@ -88,31 +92,49 @@ class BatchRows:
         """How many every request has."""
         return tuple(request.size for request in self.requests)
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What tells it from others."""
-        return self.requests, *(tuple(own.items()) for own in (self.shares, self.tiles, self.sums))
-
-    def tiled(self, rows: Span) -> tuple[Span, ...]:
-        """Return the tiles of rows; of none, none."""
-        return self.tiles[rows] if rows.size else ()
+    def tiled(self, rows: Spans) -> Spans:
+        """Return the tiles of rows, [..., 2], as [tiles, ..., 2]; empty ones are the last."""
+        return cut_in_tiles(rows, self.tile_rows)
 
     def summed(self, rows: Span, ranks: int) -> SumRows:
         """Return how a sum of all rows is made that so many ranks want."""
         return self.sums.get(ranks)
 
-    def in_stretches(self) -> tuple[BatchRows, Stretches]:
+    def in_stretches(self) -> tuple[StretchedRows, Stretches]:
         """Return the same, counted in stretches, and where these are."""
-        every = [self.requests, *self.shares.values(), *self.tiles.values(), *self.sums.values()]
+        cut = {span for own in (*self.shares.values(), *self.sums.values()) for span in own if span.size}
+        tiled = {span: tuple(tiles(span, self.tile_rows)) for span in cut}
+        every = [self.requests, *self.shares.values(), *tiled.values(), *self.sums.values()]
         found = Stretches.between([Span(0, self.count), *(span for own in every for span in own)])
 
         def counted(some: Iterable[Span]) -> tuple[Span, ...]:
             return tuple(map(found.counted, some))
 
-        tiles = {found.counted(rows): counted(own) for rows, own in self.tiles.items()}
         shares = {own: counted(some) for own, some in self.shares.items()}
         sums = {ranks: counted(some) for ranks, some in self.sums.items()}
-        return BatchRows(counted(self.requests), shares, tiles, sums), found
+        known = {found.counted(rows): counted(own) for rows, own in tiled.items()}
+        return StretchedRows(counted(self.requests), shares, sums, tiles=known), found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StretchedRows(BatchRows):
+    """The same, counted in stretches; `tiles` has those of all rows that are made or added up in tiles."""
+
+    tiles: Mapping[Span, tuple[Span, ...]]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells it from others."""
+        return self.requests, *(tuple(own.items()) for own in (self.shares, self.sums, self.tiles))
+
+    def tiled(self, rows: Spans) -> Spans:
+        """Return the tiles of rows, [..., 2], as [tiles, ..., 2]; empty ones are the last."""
+        own = [self.tiles[Span(start, stop)] if start < stop else () for start, stop in rows.reshape(-1, 2).tolist()]
+        found = np.zeros((max(1, *map(len, own)), len(own), 2), np.int64)
+        for number, some in enumerate(own):
+            for piece, tile in enumerate(some):
+                found[piece, number] = tile.start, tile.stop
+        return found.reshape(-1, *rows.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ and `pricing` add up steps that all ranks end together.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +23,7 @@ from solver.model.sublayers import HALVES
 from solver.model.work import Work
 from solver.plan.holdings import alike, weights_bytes
 from solver.plan.plan import BlockPlan, Keys, LayerPlan, Plan, Prediction, Wire
-from solver.schedule.encoders.placing import request_schedule
+from solver.schedule.encoders.placing import request_schedule, structure
 from solver.schedule.encoders.pricing import Pricer
 from solver.schedule.encoders.request import CutBlock, LayerRun, request_steps
 from solver.schedule.encoders.setting import Setting
@@ -53,7 +53,7 @@ def price(s: Setting, plan: Plan) -> Price:
         If the plan has several stages, or its stage not all devices: `solver.schedule.encoders.stages` prices these.
     """
     check_in_one(plan)
-    crew, steps = request_schedule(s.spec, plan, s.rows)
+    crew, steps = request_schedule(s.spec, [plan], s.rows)
     priced, active = priced_turns(replace(s, wire=plan.wire), crew, steps, plan.stages[0].span.start), crew[1:]
     # Of 1024 devices 974 may have no share, and hold the same: counting it for each took an eighth of the planning.
     idle = next((rank for rank in range(1, s.devices) if rank not in active), 0)
@@ -63,8 +63,19 @@ def price(s: Setting, plan: Plan) -> Price:
 
 def request_seconds(s: Setting, plan: Plan) -> float:
     """Return the seconds of a request; errors as in `price`, which takes longer over steps and weights."""
-    check_in_one(plan)
-    return seconds_of_turns(replace(s, wire=plan.wire), *request_schedule(s.spec, plan, s.rows))
+    return float(requests_seconds(s, [plan])[0])
+
+
+def requests_seconds(s: Setting, plans: Sequence[Plan]) -> Floats:
+    """Return the seconds of a request by each of some plans, [n]; those of one structure are priced at once."""
+    alike, found = dict[Hashable, list[int]](), np.zeros(len(plans))
+    for number, plan in enumerate(plans):
+        check_in_one(plan)
+        alike.setdefault(structure(plan, s.rows), []).append(number)
+    for numbers in alike.values():
+        some = [plans[number] for number in numbers]
+        found[numbers] = seconds_of_turns(replace(s, wire=some[0].wire), *request_schedule(s.spec, some, s.rows))
+    return found
 
 
 def check_in_one(plan: Plan) -> None:

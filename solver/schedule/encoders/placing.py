@@ -7,14 +7,14 @@ columns of the stream nothing is said of how rows come there: the schedule finds
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from solver.base.spans import Partition, Span, tiles
+from solver.base.spans import Partition, Span
 from solver.model.blocks import Block, Cut
 from solver.model.kinds.norm import NORM
 from solver.model.kinds.part import HIDDEN, PAIR, ROW, WHOLE, Part, Region, Spans, Value, whole
@@ -22,7 +22,7 @@ from solver.model.layers import in_sub_blocks, over_tiles, parts_of_blocks
 from solver.model.spec import ModelSpec, Run, layer_prefixes
 from solver.model.sublayers import HALVES
 from solver.plan.holdings import alike
-from solver.plan.plan import BlockPlan, Keys, LayerPlan, Plan, Stage, StreamLayout
+from solver.plan.plan import BlockPlan, Keys, Plan, Stage, StreamLayout
 from solver.plan.routes import Route
 from solver.schedule.regions import some_have, taking
 from solver.schedule.schedule import WITH_READER, AnyStep, ComputeStep, ExchangeStep, PlacedPart, schedule
@@ -77,6 +77,38 @@ class StageParts:
         return schedule(self.layers, self.given, self.rows.summed, self.names, self.left)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CutBlock:
+    """How ranks cut a block, under one plan or several that are alike but for their shares.
+
+    Parameters
+    ----------
+    plan
+        The first one's, of the ranks only.
+    rows, inner, columns : [n, p, 2]
+        As of `BlockPlan`, in units of the axis.
+    """
+
+    plan: BlockPlan
+    rows: Spans | None = None
+    inner: Spans | None = None
+    columns: Spans | None = None
+
+    @classmethod
+    def of(cls, plan: BlockPlan, rows: BatchRows) -> CutBlock:
+        """Return it as one plan says."""
+        own = None if plan.rows is None else rows.shares[plan.rows]
+        return cls(plan, *(some if some is None else _spans(some) for some in (own, plan.inner, plan.columns)))
+
+    @property
+    def plans(self) -> int:
+        """How many plans there are, n."""
+        return max((len(own) for own in (self.rows, self.inner, self.columns) if own is not None), default=1)
+
+
+LayerCuts = tuple[CutBlock, ...]  # of every block of a layer
+
+
 def batch_rows(
     stage: Stage, crew: Sequence[int], requests: Sequence[int], tile_rows: int = 0, before: BlockPlan | None = None
 ) -> BatchRows:
@@ -102,13 +134,13 @@ def batch_rows(
     wanting, sums = len(set(stage.active) & set(crew)), dict[int, tuple[Span, ...]]()
     if wanting > 2 and any(plan.norm is StreamLayout.FULL for plan in blocks):
         sums[wanting] = shared_alike(every, wanting)
-    spans = {span for some in (*shares.values(), *sums.values()) for span in some if span.size}
-    return BatchRows(tuple(own), shares, {span: tuple(tiles(span, tile_rows)) for span in spans}, sums)
+    return BatchRows(tuple(own), shares, sums, tile_rows)
 
 
 def stage_parts(
     spec: ModelSpec, stage: Stage, crew: Sequence[int], rows: BatchRows, *, some: Span | None = None,
     before: BlockPlan | None = None, folded: bool = False, unfolds: bool = True,
+    cuts: Sequence[LayerCuts] | None = None,
 ) -> StageParts:  # fmt: skip
     """Return the parts of a stage's layers over a batch, as its crew cuts them.
 
@@ -127,25 +159,27 @@ def stage_parts(
         Whether layers that are alike stand in it once, with how many they are.
     unfolds
         Whether these are unfolded, then (`solver.schedule.schedule.unfolded`): it takes more of them.
+    cuts
+        Of every run of layers of the stage, what several plans make of it; None: the stage's own.
     """
-    own = _Placing(stage, crew, rows)
+    own = _Placing(stage, crew, rows, _cuts(stage, crew, rows) if cuts is None else cuts)
     x = replace(spec.run(stage.span.start).blocks[0].stream, hidden=spec.hidden).value(STREAM, rows.count)
-    lies = own.before(stage, some, x) if before is None else own.behind(before, x)
+    lies = own.before(some, x) if before is None else own.behind(CutBlock.of(before.only(crew), rows), x)
     given, left, layers = {x.name: (x, lies.box(x))}, dict[str, Region](), list[tuple[Span, list[PlacedPart]]]()
     names = dict[str, str]()
-    runs = _each(stage, some or stage.span)
+    runs = _each((some or stage.span).intersect(stage.span))
     if folded:
         runs = _runs(spec, stage) if unfolds else own.runs(spec, x, lies)
-    for span, layer in runs:
+    for span in runs:
         run, halves, every = spec.run(span.start), stage.part(span.start), list[PlacedPart]()
-        for place, (block, plan) in enumerate(zip(run.blocks, layer, strict=True)):
+        for place, (block, cut) in enumerate(zip(run.blocks, own.of(span.start), strict=True)):
             both = Span(place, place + 1).scaled(HALVES)
             part = halves.intersect(both)
             if not part.size:
                 continue
             parts, after = _parts(run, span.start, block, rows.lengths, x)
-            placed, behind = own.placed(parts, plan, lies), own.behind(plan, after)
-            names |= _names(placed, plan, x, lies)
+            placed, behind = own.placed(parts, cut, lies), own.behind(cut, after)
+            names |= _names(placed, cut.plan, x, lies)
             second = next(number for number, one in enumerate(placed) if one.part.cut)
             if part.start != both.start:  # it begins with what another stage has made within it
                 (inner,), placed = placed[second].part.reads, placed[second:]
@@ -161,15 +195,34 @@ def stage_parts(
     return StageParts(given, left | {x.name: lies.box(x)}, layers, names, rows)
 
 
-def request_schedule(spec: ModelSpec, plan: Plan, rows: int, *, folded: bool = True) -> tuple[list[int], list[AnyStep]]:
-    """Return what ranks do with a request under a plan of one stage, and which ranks: rank 0 and those with a share.
-
-    Rank 0 embeds it and hands it out, and gets what the layers leave.
-    """
+def structure(plan: Plan, rows: int) -> Hashable:
+    """Return what plans of one stage have in common of which one schedule is for all: all but the sizes of shares."""
     (stage,) = plan.stages
+
+    def of(block: BlockPlan) -> Hashable:
+        shares = block.row_partition(rows), block.inner, None if block.cut is Cut.GRID else block.columns
+        takes = tuple(None if own is None else own.taking for own in shares)
+        return block.cut, block.norm, block.route, block.keys, block.groups, takes
+
+    last = [layer[-1].rows for _, layer in stage.layers]
+    moves = tuple(one == other for one, other in pairwise(last))  # the stream, between layers that are alike
+    layers = tuple((span, tuple(map(of, layer))) for span, layer in stage.layers)
+    return plan.tile_rows, plan.wire, stage.devices, stage.active, stage.sublayers, layers, moves
+
+
+def request_schedule(
+    spec: ModelSpec, plans: Sequence[Plan], rows: int, *, folded: bool = True
+) -> tuple[list[int], list[AnyStep]]:
+    """Return what ranks do with a request under plans of one stage and one structure, and which ranks.
+
+    These are rank 0 and those with a share. Rank 0 embeds the request and hands it out, and gets what the layers leave.
+    """
+    plan, (stage,) = plans[0], plans[0].stages
     crew = sorted({0, *stage.active})
-    own = batch_rows(stage, crew, [rows], plan.tile_rows)
-    parts = stage_parts(spec, stage, crew, own, folded=folded, unfolds=False)
+    every = [batch_rows(own.stages[0], crew, [rows], plan.tile_rows) for own in plans]
+    own, cuts = every[0], [_cuts(other.stages[0], crew, some) for other, some in zip(plans, every, strict=True)]
+    alike = [tuple(map(_together, zip(*layers, strict=True))) for layers in zip(*cuts, strict=True)]
+    parts = stage_parts(spec, stage, crew, own, folded=folded, unfolds=False, cuts=alike)
     ((x, lies),) = parts.given.values()
     (last,) = parts.left
     root = some_have(x, [0], len(crew))
@@ -179,6 +232,18 @@ def request_schedule(spec: ModelSpec, plan: Plan, rows: int, *, folded: bool = T
     return crew, [ComputeStep(()), ExchangeStep(HAND_OUT, x, (root,), lies), *steps, *handed]
 
 
+def _cuts(stage: Stage, crew: Sequence[int], rows: BatchRows) -> list[LayerCuts]:
+    return [tuple(CutBlock.of(plan.only(crew), rows) for plan in layer) for _, layer in stage.layers]
+
+
+def _together(blocks: Sequence[CutBlock]) -> CutBlock:
+    """Return what several plans make of a block as one."""
+    if len(blocks) == 1:
+        return blocks[0]
+    shares = zip(*((own.rows, own.inner, own.columns) for own in blocks), strict=True)
+    return CutBlock(blocks[0].plan, *(None if some[0] is None else np.concatenate(some) for some in shares))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Placing:
     """Places parts as the plans of blocks say; arguments as of `stage_parts`."""
@@ -186,44 +251,51 @@ class _Placing:
     stage: Stage
     crew: Sequence[int]
     rows: BatchRows
+    cuts: Sequence[LayerCuts]
 
     @property
     def active(self) -> Spans:
-        """1 for ranks that take part, else 0, [1, p, 1]."""
-        has = self.stage.active
-        return taking([rank for rank, device in enumerate(self.crew) if device in has], len(self.crew))
+        """1 for ranks that take part, else 0, [n, p, 1]."""
+        has, plans = self.stage.active, max(cut.plans for layer in self.cuts for cut in layer)
+        own = taking([rank for rank, device in enumerate(self.crew) if device in has], len(self.crew))
+        return np.repeat(own, plans, 0)
 
-    def before(self, stage: Stage, some: Span | None, x: Value) -> StreamLies:
-        """Return how the stream lies before layers of a stage, where nobody says so."""
-        if some is not None and some.start > stage.span.start:
-            return self.behind((stage.layer(some.start - 1) or ())[-1], x)
-        found = self.behind(stage.first, x)
+    def of(self, layer: int) -> LayerCuts:
+        """Return how a layer is cut."""
+        own = zip(self.stage.layers, self.cuts, strict=True)
+        return next(cuts for (span, _), cuts in own if span.start <= layer < span.stop)
+
+    def before(self, some: Span | None, x: Value) -> StreamLies:
+        """Return how the stream lies before layers of the stage, where nobody says so."""
+        if some is not None and some.start > self.stage.span.start:
+            return self.behind(self.of(some.start - 1)[-1], x)
+        found = self.behind(self.cuts[0][self.stage.begins // HALVES], x)
         if found.axis != HIDDEN:
             return found
         dealer = int(self.active[0, :, 0].argmax())
         return StreamLies(WHOLE, taking([dealer], len(self.crew)) * whole(1))
 
-    def behind(self, plan: BlockPlan, x: Value) -> StreamLies:
+    def behind(self, cut: CutBlock, x: Value) -> StreamLies:
         """Return how the stream lies after a block."""
-        own = plan.only(self.crew)
-        if own.rows is not None:
-            return StreamLies(ROW, _spans(self.rows.shares[own.rows]))
-        if own.cut is Cut.SUB_BLOCKS:
-            assert own.inner is not None
-            return StreamLies(HIDDEN, _spans(own.inner) * (x.shape[1] // own.inner.total))
+        if cut.rows is not None:
+            return StreamLies(ROW, cut.rows)
+        if cut.plan.cut is Cut.SUB_BLOCKS:
+            assert cut.plan.inner is not None
+            assert cut.inner is not None
+            return StreamLies(HIDDEN, cut.inner * (x.shape[1] // cut.plan.inner.total))
         return StreamLies(WHOLE, self.active * whole(1))
 
-    def runs(self, spec: ModelSpec, x: Value, lies: StreamLies) -> Iterator[tuple[Span, LayerPlan]]:
+    def runs(self, spec: ModelSpec, x: Value, lies: StreamLies) -> Iterator[Span]:
         """Yield layers that are alike: the first; the second, if that finds the stream otherwise; the others."""
-        for start, count, layer in alike(spec, self.stage):
-            before, lies = lies, self.behind(layer[-1], x)
+        for start, count, _ in alike(spec, self.stage):
+            before, lies = lies, self.behind(self.of(start)[-1], x)
             alone = 1 if before.axis == lies.axis and np.array_equal(before.spans, lies.spans) else 2
             edges = sorted({*range(start, start + min(alone, count) + 1), start + count})
-            yield from ((Span(one, other), layer) for one, other in pairwise(edges))
+            yield from (Span(one, other) for one, other in pairwise(edges))
 
-    def placed(self, parts: Sequence[Part], plan: BlockPlan, before: StreamLies) -> list[PlacedPart]:
+    def placed(self, parts: Sequence[Part], cut: CutBlock, before: StreamLies) -> list[PlacedPart]:
         """Return the parts of a block as its plan cuts them, where the stream lies so before it."""
-        own, after = plan.only(self.crew), self.behind(plan, parts[-1].writes)
+        own, after = cut.plan, self.behind(cut, parts[-1].writes)
         *body, join = parts
         by_rows, begins = after.axis == ROW and before.axis == ROW, after.axis == ROW and before.axis == WHOLE
         found = list[PlacedPart]()
@@ -239,7 +311,7 @@ class _Placing:
         elif own.cut in (Cut.WHOLE, Cut.SUB_BLOCKS):
             found += [PlacedPart(part, WITH_READER) for part in body]
         else:
-            found += self._shared(body, own, comes=by_rows)
+            found += self._shared(body, cut, comes=by_rows)
         begins = begins or any(part.as_comes and part.axis == ROW for part in found)  # who attends makes no tiles
         return [*found, self._cut(join, after.axis, after.spans, ahead=True, begins=begins)]
 
@@ -264,7 +336,7 @@ class _Placing:
             else:
                 yield PlacedPart(part, WITH_READER)
 
-    def _shared(self, body: Sequence[Part], plan: BlockPlan, *, comes: bool) -> Iterator[PlacedPart]:
+    def _shared(self, body: Sequence[Part], cut: CutBlock, *, comes: bool) -> Iterator[PlacedPart]:
         """Yield the parts of a block whose heads or columns are shared out, but for its join.
 
         In a grid the first product is cut along the stream's columns, too: ranks add up its summands first.
@@ -274,11 +346,11 @@ class _Placing:
         comes
             Whether the stream lies by rows: what reads it is computed as it comes.
         """
-        assert plan.inner is not None
-        (x,), inner = body[0].reads, _spans(plan.inner)
-        columns, tile, grid = None if plan.columns is None else _spans(plan.columns), inner, dict[str, Spans]()
+        assert cut.inner is not None
+        (x,), plan, inner = body[0].reads, cut.plan, cut.inner
+        columns, tile, grid = cut.columns, inner, dict[str, Spans]()
         if plan.cut is Cut.GRID:
-            tile, columns = _tiles(plan)
+            tile, columns = _tiles(cut)
             grid = {HIDDEN: columns}
             summed, added = zip(*(over_tiles(part) for part in body if x in part.reads), strict=True)
             body = [*summed, *added, *(part for part in body if x not in part.reads)]
@@ -344,28 +416,28 @@ def _cut_axis(body: Sequence[Part], part: Part, inner: Spans) -> tuple[str, Span
     return axis, reach({kind_axis: inner})
 
 
-def _tiles(plan: BlockPlan) -> tuple[Spans, Spans]:
+def _tiles(cut: CutBlock) -> tuple[Spans, Spans]:
     """Return of every rank's tile of a grid the heads or columns of its kind, and the columns of the stream."""
-    assert plan.inner is not None
-    tiles = [plan.tile(rank) for rank in range(len(plan.inner))]
-    ends = np.array([[[(span.start, span.stop) for span in tile] for tile in tiles]], np.int64)
-    return ends[:, :, 0], ends[:, :, 1]
+    assert cut.inner is not None
+    assert cut.columns is not None
+    height, ranks = cut.columns.shape[-2], np.arange(cut.inner.shape[-2])
+    first = ranks - ranks % height
+    crew = np.stack([cut.inner[:, first, 0], cut.inner[:, first + height - 1, 1]], -1)
+    return crew, cut.columns[:, ranks % height]
 
 
 def _spans(partition: Iterable[Span]) -> Spans:
     return np.array([[(span.start, span.stop) for span in partition]], np.int64)
 
 
-def _each(stage: Stage, some: Span) -> Iterator[tuple[Span, LayerPlan]]:
-    for span, layer in stage.layers:
-        own = span.intersect(some)
-        yield from ((Span(number, number + 1), layer) for number in range(own.start, own.stop))
+def _each(some: Span) -> Iterator[Span]:
+    return (Span(number, number + 1) for number in range(some.start, some.stop))
 
 
-def _runs(spec: ModelSpec, stage: Stage) -> Iterator[tuple[Span, LayerPlan]]:
+def _runs(spec: ModelSpec, stage: Stage) -> Iterator[Span]:
     """Yield layers that are alike: the first and the second, then the others together, of which the last is alone."""
-    for start, count, layer in alike(spec, stage):
+    for start, count, _ in alike(spec, stage):
         stop = start + count
         alone = {start, start + 1, start + 2, stop - (stop == stage.span.stop), stop}
         for one, other in pairwise(sorted(edge for edge in alone if start <= edge <= stop)):
-            yield Span(one, other), layer
+            yield Span(one, other)

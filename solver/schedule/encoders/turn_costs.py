@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import groupby
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solver.base.spans import Span
 from solver.cluster.curves import Bank, Floats, Kernel
@@ -29,7 +31,7 @@ from solver.schedule.encoders.placing import HAND_IN, HAND_OUT, REDUCE, SPREAD_S
 from solver.schedule.encoders.setting import Setting
 from solver.schedule.exchange import Exchange, gather
 from solver.schedule.price import PricedStep
-from solver.schedule.regions import lengths, overlaps
+from solver.schedule.regions import Lengths, lengths, overlaps
 from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep, PlacedPart
 from solver.schedule.timing import CODING, Times, cpu_seconds
 from solver.schedule.turns import ClockTurn, priced, together_s
@@ -45,7 +47,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartWork:
-    """What is computed of a part, [..., p] each.
+    """What is computed of a part under some plans, [n, p] each, or [n, pieces, p].
 
     Parameters
     ----------
@@ -122,7 +124,7 @@ CALLED: Mapping[str, Callable[[Bank, PartWork], Floats]] = {
 
 
 def seconds_of(bank: Bank, works: Sequence[PartWork]) -> Floats:
-    """Return what parts take together on every device, [..., p]."""
+    """Return what parts take together on every device, [n, p] or [n, pieces, p]; 0 for none."""
     found: Any = 0.0
     products = dict[tuple[Kernel, str, bytes], list[Any]]()
     for own in works:
@@ -146,9 +148,9 @@ class Computed:
 
     Parameters
     ----------
-    working : [p, p]
+    working : [n, p, p]
         What is computed with what comes from each, as it comes; of who computes the own and what needs nothing.
-    pieces : [pieces, p]
+    pieces : [n, pieces, p]
         What is computed then.
     """
 
@@ -156,10 +158,13 @@ class Computed:
     pieces: Floats
 
 
-def seconds_of_turns(s: Setting, crew: Sequence[int], steps: Sequence[AnyStep]) -> float:
-    """Return what steps of some ranks take; arguments as of `priced_turns`, of which it takes two thirds."""
+def seconds_of_turns(s: Setting, crew: Sequence[int], steps: Sequence[AnyStep]) -> Floats:
+    """Return what steps of some ranks take, of n plans [n], of one [].
+
+    Arguments as of `priced_turns`, of which it takes two thirds.
+    """
     own = s.only(np.array(crew))
-    return float(together_s(own.machine, _one_by_one_first(_Costs(own, s.wire).turns(steps)))[()])
+    return together_s(own.machine, _one_by_one_first(_Costs(own, s.wire).turns(steps)))
 
 
 def _one_by_one_first(turns: Iterable[ClockTurn]) -> Iterator[ClockTurn]:
@@ -177,12 +182,13 @@ class _Before:
     """Computations that no exchange follows yet; the last of them in its pieces."""
 
     def __init__(self, devices: int) -> None:
-        self.pieces, self.names = np.zeros((1, devices)), list[str]()
+        self.pieces, self.names = np.zeros((1, 1, devices)), list[str]()
         self.layers = Span(0, 0)
 
     def add(self, step: ComputeStep, names: Sequence[str], pieces: Floats) -> None:
         """Add one."""
-        self.pieces = np.concatenate([self.pieces.sum(0, keepdims=True) + pieces[:1], pieces[1:]])
+        first = self.pieces.sum(1, keepdims=True) + pieces[:, :1]
+        self.pieces = np.concatenate([first, np.broadcast_to(pieces, (len(first), *pieces.shape[1:]))[:, 1:]], 1)
         if self.names[-len(names) :] != names:  # else it is a layer like the one before
             self.names += names
         own = step.layers
@@ -251,12 +257,12 @@ class _Costs:
                 exchanges, before = [], _Before(self.s.devices)
                 roles = roles[len(meanwhile) :]
             if step.repeats > 1 and step.run not in exchanging:
-                yield ClockTurn((made.pieces,), "", tuple(roles), step.layers, step.repeats - 1)
+                yield ClockTurn((_of_one(made.pieces),), "", tuple(roles), step.layers, step.repeats - 1)
             before.add(step, roles, made.pieces)
         if exchanges:
             yield self._turn(before, exchanges, None, ())
         elif before.pieces.any():
-            yield ClockTurn((before.pieces,), "", tuple(before.names), before.layers)
+            yield ClockTurn((_of_one(before.pieces),), "", tuple(before.names), before.layers)
 
     def computed(self, step: ComputeStep, exchange: ExchangeStep | None) -> Computed:
         """Return what a computation takes, after an exchange.
@@ -264,7 +270,7 @@ class _Costs:
         What reads what comes is computed with what each sends, what does not before; what reads its result after all.
         """
         if not step.placed:
-            return Computed(None, self._embedding()[None])
+            return Computed(None, self._embedding()[None, None])
         coming = exchange if exchange is not None and exchange.value.name == step.as_comes else None
         comes, later, late = list[PartWork](), list[PartWork](), set[str]()
         for own, region in step.walked[0]:
@@ -276,28 +282,25 @@ class _Costs:
             if step.as_comes in reads or reads & late:
                 late.add(own.part.writes.name)
         working = seconds_of(self.bank, comes) if comes else None
-        pieces = np.atleast_2d(seconds_of(self.bank, later) + np.zeros(self.s.devices))
+        pieces = seconds_of(self.bank, later) + np.zeros((1, self.s.devices))
+        pieces = pieces if pieces.ndim > 2 else pieces[:, None]
         return Computed(working, _even(pieces) if step.placed[-1].in_tiles else pieces)
 
     def _turn(
         self, before: _Before, exchanges: Sequence[ExchangeStep], working: Floats | None, meanwhile: Sequence[str]
     ) -> ClockTurn:
         """Return a turn: pieces, of which each is sent once it is done, and exchanges that are one."""
-        pieces = before.pieces
-        first, moved = exchanges[0], np.zeros((len(pieces), self.s.devices, self.s.devices))
-        for exchange in exchanges:
-            found = exchange.wire_bytes(self.wire)[:, 0].astype(float)
-            if len(found) == len(pieces):
-                moved += found
-            else:
-                moved[-1] += found.sum(0)
+        pieces, first = _of_one(before.pieces), exchanges[0]
+        count = pieces.shape[-2]
+        moved = _of_one(reduce(np.add, (_in_so_many(own.wire_bytes(self.wire), count) for own in exchanges)))
         routed = None if first.route is Route.DIRECT else _routed(moved, first.route)
         carried = _direct(moved, exchanges, coded=CODING[self.wire] > 0) if routed is None else routed
         adds = any(exchange.partial for exchange in exchanges)
         encode, messages, decode, add = cpu_seconds(carried, self.wire, self.bank, adds=adds)
         leaving = moved.sum(-1)
-        pieces = pieces + encode * leaving / np.maximum(leaving.sum(0), 1)
+        pieces = pieces + encode[..., None, :] * leaving / np.maximum(leaving.sum(-2, keepdims=True), 1)
         after = decode + add if adds else np.zeros(self.s.devices)
+        working = None if working is None else _of_one(working)
         handled = Messages(moved, messages if adds else messages + decode, after, working, routed)
         name = SPREAD_SUMS if first.name == REDUCE and not before.names and not first.partial else first.name
         block = _block(first.value.name)
@@ -317,52 +320,78 @@ class _Costs:
         return np.asarray(found * (np.arange(s.devices) == 0))
 
 
+def _of_one(values: NDArray[Any]) -> Floats:
+    """Return values of plans, [n, ...], of one plan without the axis of plans."""
+    return np.asarray(values[0] if len(values) == 1 else values)
+
+
+def _in_so_many(sizes: Lengths, count: int) -> Floats:
+    """Return bytes of pieces, [pieces, n, ...], as [n, pieces, ...]: of other than so many pieces, with the last."""
+    found = np.moveaxis(sizes, 0, 1).astype(float)
+    if found.shape[1] == count:
+        return found
+    nothing = np.zeros((len(found), count - 1, *found.shape[2:]))
+    return np.concatenate([nothing, found.sum(1, keepdims=True)], 1)
+
+
 def _work(own: PlacedPart, region: Region) -> PartWork:
-    """Return what a region of a part is: of every piece, [pieces, p] each."""
-    units = {axis: lengths(spans).astype(float) for axis, spans in region.items()}
+    """Return what a region of a part is."""
+    units = {axis: _pieces_last(lengths(spans)) for axis, spans in region.items()}
     rows = units.pop(ROW)
     return PartWork(own, rows, _keys(own, region, rows), units)
 
 
+def _pieces_last(values: Lengths) -> Floats:
+    """Return what is [n, p] as it is, and what is [pieces, n, p] as [n, pieces, p]."""
+    return (values if values.ndim < 3 else np.moveaxis(values, 0, 1)).astype(float)
+
+
 def _keys(own: PlacedPart, region: Region, rows: Floats) -> Floats:
     seen = next((name for name, axis in own.part.reach if axis == ROW), None)
-    return np.zeros(rows.shape) if seen is None else lengths(own.part.needs(region)[seen][ROW]).astype(float)
+    return np.zeros(rows.shape) if seen is None else _pieces_last(lengths(own.part.needs(region)[seen][ROW]))
 
 
 def _even(amounts: Floats) -> Floats:
-    """Return blocks as if they were equally large where there are some, as the planner's tables count them."""
+    """Return blocks, [..., blocks, p], as if they were equally large where there are some, as the planner counts."""
     some = amounts > 0
-    return np.asarray(some * amounts.sum(0) / np.maximum(some.sum(0), 1))
+    return np.asarray(some * amounts.sum(-2, keepdims=True) / np.maximum(some.sum(-2, keepdims=True), 1))
 
 
 def _with_each(own: PlacedPart, region: Region, coming: ExchangeStep) -> PartWork:
-    """Return what is computed of a part with what comes from each, [p, p]; what reads nothing of that with the own."""
+    """Return what is computed of a part with what comes from each, [n, p, p].
+
+    What reads nothing of that is computed with the own.
+    """
     (name, part), work = (coming.value.name, own.part), _work(own, region)
+    rows, keys = work.rows[:, None], work.keys[:, None]
+    units = {axis: some[:, None] for axis, some in work.units.items()}
     if name not in {value.name for value in part.reads}:
-        return PartWork(own, np.diag(work.rows[0]), np.diag(work.keys[0]), work.units)
+        own_only = np.eye(rows.shape[-1])
+        return PartWork(own, rows * own_only, keys * own_only, units)
     wanted = part.needs(region)[name][ROW]
-    common = sum(overlaps({ROW: piece[ROW]}, {ROW: wanted})[0] for piece in coming.have)
+    common = sum(overlaps({ROW: piece[ROW]}, {ROW: wanted}) for piece in coming.have)
     found = _even(np.asarray(common, float))
     if (name, ROW) in part.reach:
-        return PartWork(own, work.rows[0] * (found > 0), found, work.units)
-    return PartWork(own, found, found, work.units)
+        return PartWork(own, rows * (found > 0), found, units)
+    return PartWork(own, found, found, units)
 
 
 def _direct(moved: Floats, exchanges: Sequence[ExchangeStep], *, coded: bool) -> Exchange:
     """Return what an exchange is to CPUs: bytes, messages, and what is coded, if anything is."""
-    every, sent = moved > 0, moved.sum((0, 2))
+    every, sent = moved > 0, moved.sum((-3, -1))
     once = np.zeros(sent.shape)
     if coded:
-        numbers = sum(exchange.moved[0].sum(1) for exchange in exchanges)
-        once = sum(exchange.coded[0] for exchange in exchanges) / np.maximum(numbers, 1) * sent
-    messages, tiles = (every.sum((0, 1)) + every.sum((0, 2))).astype(float), every.any(2).sum(0)
-    return Exchange(sent, moved.sum((0, 1)), messages, lambda j, i: moved[:, j, i].sum(), once, tiles, sent)
+        numbers = sum(_of_one(exchange.moved).sum(-1) for exchange in exchanges)
+        once = sum(_of_one(exchange.coded) for exchange in exchanges) / np.maximum(numbers, 1) * sent
+    messages = (every.sum((-3, -2)) + every.sum((-3, -1))).astype(float)
+    tiles = every.any(-1).sum(-2)
+    return Exchange(sent, moved.sum((-3, -2)), messages, lambda j, i: moved[..., j, i].sum(-1), once, tiles, sent)
 
 
 def _routed(moved: Floats, route: Route) -> Exchange:
     """Return an exchange in which others pass on what its owners would send to all."""
-    blocks, tiles = moved.sum(0).max(1), (moved > 0).any(2).sum(0).astype(float)
-    return gather(blocks, moved.sum((0, 1)) > 0, tiles, route)
+    blocks, tiles = moved.sum(-3).max(-1), (moved > 0).any(-1).sum(-2).astype(float)
+    return gather(blocks, moved.sum((-3, -2)) > 0, tiles, route)
 
 
 def _block(value: str) -> str:

@@ -52,8 +52,9 @@ class Ranks:
 
     def masks(self, value, region):
         found = [np.zeros(value.shape, bool) for _ in range(self.ranks)]
-        for piece in range(len(region[value.axes[0]])):
-            of_piece = {axis: spans[piece : piece + 1] for axis, spans in region.items()}
+        pieces = {axis: spans.reshape(-1, *spans.shape[-2:]) for axis, spans in region.items()}
+        for piece in range(len(pieces[value.axes[0]])):
+            of_piece = {axis: spans[piece : piece + 1] for axis, spans in pieces.items()}
             for rank, mask in enumerate(found):
                 mask[tuple(span.slice for span in box_of(of_piece, value.axes, rank).spans)] = True
         return found
@@ -184,7 +185,7 @@ def test_a_layer_alone_does_what_it_does_among_others(seed):
 
 def bytes_of(spec, plan, rows):
     """Return what every rank sends and receives of a request, by the schedule."""
-    ranks, steps = request_schedule(spec, plan, rows)
+    ranks, steps = request_schedule(spec, [plan], rows)
     found = np.zeros((2, len(plan.devices)))
     for step in steps:
         if isinstance(step, ExchangeStep):

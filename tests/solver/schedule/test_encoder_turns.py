@@ -3,17 +3,20 @@
 Those are an upper bound but for rounding: where nobody waits for all, ranks go on when they have what they need.
 """
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 
 from solver.base.errors import HeptiError
+from solver.base.spans import Partition
 from solver.cluster.named import find_cluster
 from solver.model.named import named_model
+from solver.model.spec import ImageInput
 from solver.plan.plan import Wire
-from solver.schedule.encoders.cost import plan_seconds, price, request_seconds, setting
-from solver.schedule.encoders.placing import request_schedule
+from solver.schedule.encoders.cost import plan_seconds, price, request_seconds, requests_seconds, setting
+from solver.schedule.encoders.placing import request_schedule, structure
 from solver.schedule.encoders.stages import chain
 from solver.schedule.encoders.turn_costs import priced_turns
 from solver.schedule.price import Price
@@ -81,13 +84,60 @@ def test_layers_that_are_alike_cost_together_what_every_one_does(norm, seed):
     plan = random_plan(spec, rng, 3)
     s = setting(spec, pis(24.6, 70, 10), 64)
 
-    crew, every = request_schedule(spec, plan, 64, folded=False)
+    crew, every = request_schedule(spec, [plan], 64, folded=False)
     one_by_one = Price(priced_turns(s, crew, every), ())
     together = price(s, plan)
 
     assert together.seconds == pytest.approx(one_by_one.seconds, rel=0.02)
     np.testing.assert_allclose(together.compute_s, one_by_one.compute_s, rtol=1e-9)
     np.testing.assert_array_equal(together.moved_bytes, one_by_one.moved_bytes)
+
+
+def resized(plan, rng):
+    """Return a plan of the same structure: who has units of an axis has another number of them."""
+
+    def counts(own):
+        taking = np.array([span.size > 0 for span in own])
+        drawn = rng.multinomial(own.total - taking.sum(), rng.dirichlet(np.ones(taking.sum())))
+        found = np.zeros(len(own), int)
+        found[taking] = drawn + 1
+        return Partition.of_counts(found.tolist())
+
+    def shares(rows):
+        some = np.array(rows) > 0
+        drawn = np.where(some, rng.dirichlet(np.ones(len(rows))) + 0.2, 0)
+        return tuple(drawn / drawn.sum())
+
+    known = {}
+
+    def block(own):
+        if own not in known:
+            known[own] = replace(
+                own, inner=own.inner and counts(own.inner), columns=own.columns and counts(own.columns),
+                rows=own.rows and known.setdefault(own.rows, shares(own.rows)),
+            )  # fmt: skip
+        return known[own]
+
+    (stage,) = plan.stages
+    layers = tuple((span, tuple(map(block, layer))) for span, layer in stage.layers)
+    return replace(plan, stages=(replace(stage, layers=layers),))
+
+
+@pytest.mark.parametrize("seed", sweeps.seeds(12, 100))
+def test_plans_of_one_structure_cost_at_once_what_each_does(seed):
+    rng = np.random.default_rng(seed)
+    spec = like([BERT, VIT][seed % 2], layers=int(rng.integers(1, 5)))
+    cluster, rows = (
+        [pis(24.6, 70, 10), find_cluster("mixed4"), pis(10, 20)][seed % 3],
+        197 if isinstance(spec.input, ImageInput) else 90,
+    )
+    plan = random_plan(spec, rng, len(cluster.devices))
+    plan = replace(plan, tile_rows=int(rng.choice([0, 16, 32])), wire=Wire(rng.choice(["float32", "float16", "int8"])))
+    plans = [plan, *(resized(plan, rng) for _ in range(4))]
+    s = setting(spec, cluster, rows)
+
+    assert len({structure(plan, rows) for plan in plans}) <= 2  # shares of few rows may be none
+    np.testing.assert_allclose(requests_seconds(s, plans), [request_seconds(s, plan) for plan in plans], rtol=1e-9)
 
 
 def test_several_stages_are_no_schedule_of_one():
