@@ -23,7 +23,7 @@ def plans_to_try(spec: ModelSpec, cluster: Cluster, solution: Solution) -> list[
     alone = solution.crew if len(solution.crew) == 1 else ()  # all kinds are one where a device computes alone
     used = {layer.kind.cuts for layer, _ in solution.runs}
     others = (
-        best_plan_of(solution.setting, cluster, [(layer, spec.layers)], resend=True)
+        best_plan_of(solution.setting, cluster, [(layer, spec.layers)])
         for layer in solution.kinds[: 2 * MOST]
         if layer.kind.cuts not in used and layer.crew != alone
     )

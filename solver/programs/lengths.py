@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from solver.plan.plan import BlockPlan, LayerPlan, Plan, Stage
 from solver.plan.routes import Route
 from solver.programs.search import Terms, improved, redraft
 from solver.programs.tiles_and_routes import best_sending
-from solver.schedule.encoders.cost import price, setting
+from solver.schedule.encoders.cost import price, request_seconds, setting
 from solver.schedule.encoders.layer_table import Units, kind_of, layer_plan, unit_size
 from solver.schedule.encoders.setting import Setting
 
@@ -63,7 +64,10 @@ def for_rows(
     s = setting(spec, cluster, rows, plan.wire, plan.tile_rows)
     (stage,) = plan.stages
     layers = tuple((span, _other_rows(s, layer, stage.active, joining, resend)) for span, layer in stage.layers)
-    other = replace(plan, rows=rows, stages=(Stage(stage.devices, layers),))
+    kept = replace(plan, rows=rows)
+    other = replace(kept, stages=(Stage(stage.devices, layers),))
+    if other != kept and not joining:  # what is better as tables count may be none by clocks
+        other = min(other, kept, key=partial(request_seconds, s))
     if resend:
         other = best_sending(s, other)
     return replace(other, predicted=price(s, other).prediction)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.plan import BlockPlan, Plan, Stage, StreamLayout
 from solver.plan.routes import Route
-from solver.schedule.encoders.cost import plan_seconds, setting
+from solver.schedule.encoders.cost import request_seconds, setting
 from solver.schedule.encoders.layer_table import LayerKind, Units, layer_seconds, taking
 from solver.schedule.encoders.setting import Setting
 from solver.schedule.encoders.stages import predict_plan
@@ -28,7 +29,8 @@ def best_sending(s: Setting, plan: Plan) -> Plan:
     if not plan.in_one:
         return plan
     devices = len(plan.stages[0].active)
-    return _best(devices, lambda tile_rows, route: sent(plan, tile_rows, route), lambda other: plan_seconds(s, other))
+    best: Plan = _best(devices, partial(sent, plan), partial(request_seconds, s))
+    return best
 
 
 def sent_and_predicted(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> Plan:

@@ -69,6 +69,7 @@ def explanation_to_json(cluster: Cluster, solution: Solution, found: Explanation
         ],
         "limits": [asdict(limit) for limit in limits(cluster, solution)],
         "gap": solution.gap,
+        "in_steps_s": solution.mix_s,
         "bound_s": solution.bound_s,
         "runs": [{"kind": str(layer.kind), "layers": layers} for layer, layers in solution.runs],
         "idle": [{"device": name, "added_s": added_s} for name, added_s in _idle(cluster, solution, found).items()],
@@ -104,11 +105,12 @@ def _print_gap(console: Console, solution: Solution, kinds: Sequence[KindTried])
         said = "If layers could be mixed in fractions, without tiles and routes, a request would take"
         console.print(f"{said} {ms(solution.bound_s)} ms.")
         return
+    plan_s = solution.mix_s
     console.print(
-        f"Could heads, rows and tiles be parted between devices, a request would take at least {ms(solution.bound_s)} "
-        f"ms: that they are whole costs {100 * solution.gap:.1f} % at most."
+        f"Counted in steps that all ranks end together, as in this table, the plan takes {ms(plan_s)} ms. Could heads, "
+        f"rows and tiles be parted between devices, it would take at least {ms(solution.bound_s)} ms: that they are "
+        f"whole costs {100 * solution.gap:.1f} % at most."
     )
-    plan_s = solution.plan.predicted_s
     below = [kind.bound_s for kind in kinds if kind.bound_s < plan_s]
     beaten = f"{len(kinds) - len(below)} of {counted(len(kinds), 'kind')} cannot be faster on their ranks"
     rest = f", the others by {100 * (1 - min(below) / plan_s):.1f} % at most" if below else ""

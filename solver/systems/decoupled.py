@@ -1,9 +1,8 @@
 """Plans of models with decoupled layers: sub-blocks that see only their own columns of the stream.
 
 DeTransformer, "Communication-Efficient Model Parallelism for Distributed In-Situ Transformer Inference", DATE 2024. In
-the decoupled layers of a group nothing is sent: every device computes its sub-blocks, one layer after the other
-(`solver.schedule.encoders.regions` says what moves around them). An original layer that is cut `whole` is computed by
-everybody.
+the decoupled layers of a group nothing is sent: every device computes its sub-blocks, one layer after the other. An
+original layer that is cut `whole` is computed by everybody.
 """
 
 from __future__ import annotations

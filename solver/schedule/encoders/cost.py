@@ -1,37 +1,29 @@
 """What a plan costs: seconds, bytes on the wire, bytes of memory. Every planner, table and test asks here.
 
 The parts: `solver.cluster.curves` (seconds of a kernel), `placing` (what ranks do), `turn_costs` (what that takes, by
-the clocks of ranks), `memory` (what devices need and have). For the planner's tables, which ask for thousands, `timing`
-and `pricing` add up steps that all ranks end together.
+the clocks of ranks), `memory` (what devices need and have). For the planner's tables, which ask for thousands of layers
+of equal shares, `timing` and `pricing` add up steps that all ranks end together.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from solver.base.errors import HeptiError
-from solver.base.spans import Partition, Span
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
-from solver.model.blocks import Axis, Block, Cut
 from solver.model.spec import ModelSpec
-from solver.model.sublayers import HALVES
 from solver.model.work import Work
-from solver.plan.holdings import alike, weights_bytes
-from solver.plan.plan import BlockPlan, Keys, LayerPlan, Plan, Prediction, Wire
+from solver.plan.holdings import weights_bytes
+from solver.plan.plan import Plan, Prediction, Wire
 from solver.schedule.encoders.placing import request_schedule, structure
-from solver.schedule.encoders.pricing import Pricer
-from solver.schedule.encoders.request import CutBlock, LayerRun, request_steps
 from solver.schedule.encoders.setting import Setting
-from solver.schedule.encoders.steps import block_steps
 from solver.schedule.encoders.turn_costs import priced_turns, seconds_of_turns
-from solver.schedule.exchange import Mask
 from solver.schedule.price import Price
-from solver.schedule.timing import Machine, TimedStep, Values, step_times
+from solver.schedule.timing import Machine
 
 
 def setting(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32, tile_rows: int = 0) -> Setting:
@@ -82,59 +74,3 @@ def check_in_one(plan: Plan) -> None:
     """Refuse a plan of several stages, or of one that has not all devices."""
     if not plan.in_one:
         raise HeptiError(f"the plan has {len(plan.stages)} stages, or not all devices in one: price it as a pipeline")
-
-
-def plan_seconds(s: Setting, plan: Plan) -> float:
-    """Return the seconds of a request as the planner's tables count: in steps that all devices end together.
-
-    That takes a fourth of the time of `request_seconds`, and is 1 % more in the mean. Errors as in `price`.
-    """
-    check_in_one(plan)
-    s = replace(s, wire=plan.wire, tile_rows=plan.tile_rows)
-    active = np.isin(np.arange(s.devices), plan.stages[0].active)
-    return math.fsum(
-        repeats * float(step_times(step, {}, active, s.machine).end.max())
-        for _, repeats, step in _plan_steps(s, plan, active)
-    )
-
-
-def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int, TimedStep]]:
-    """Yield all steps of a request: where, how often in a row, which."""
-    stage = plan.stages[0]
-    known: dict[Partition, Floats] = {}
-    first = _values(s.spec.run(stage.span.start).blocks[stage.begins // HALVES], stage.first, s.rows, known)
-    # Columns are dealt out by the first device that takes part.
-    dealer = s.rows * (np.arange(s.devices) == np.argmax(active)).astype(float)
-    pricer = Pricer(s, first, dealer if Axis.SUB_BLOCKS in first else first.get(Axis.ROWS), active)
-
-    def blocks(number: int, layer: LayerPlan) -> Iterator[CutBlock]:
-        part = stage.part(number)
-        for place, (block, own) in enumerate(zip(s.spec.run(number).blocks, layer, strict=True)):
-            both = Span(place, place + 1).scaled(HALVES)
-            if (halves := part.intersect(both)).size:
-                values = _values(block, own, s.rows, known)
-                yield CutBlock(
-                    block, block_steps(block, own, halves.within(both)), values, own.route, own.groups, _avoids(own)
-                )
-
-    runs = (LayerRun(number, count, tuple(blocks(number, layer))) for number, count, layer in alike(s.spec, stage))
-    yield from request_steps(s, pricer, runs)
-
-
-def _avoids(block: BlockPlan) -> Mask | None:
-    """Return who avoids K and V, [p]; None where these are gathered."""
-    return None if block.keys is None else np.array([way is Keys.AVOIDED for way in block.keys])
-
-
-def _values(block: Block, plan: BlockPlan, S: int, known: dict[Partition, Floats]) -> Values:
-    """Return a block's shares; the same array for the same partition, since rows that lie so already need not move."""
-    partitions = {Axis.ROWS: plan.row_partition(S)}
-    if plan.cut is Cut.SUB_BLOCKS:
-        partitions |= {Axis.SUB_BLOCKS: plan.inner}
-    elif block.inner is not None:
-        partitions |= {block.inner.axis: plan.inner, block.inner.output: plan.columns}
-    return {
-        axis: known.setdefault(partition, np.array(partition.counts, float))
-        for axis, partition in partitions.items()
-        if partition is not None
-    }

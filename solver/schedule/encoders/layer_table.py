@@ -24,7 +24,7 @@ from solver.model.kinds.part import TensorUse
 from solver.plan.plan import BlockPlan, Keys, LayerPlan, StreamLayout
 from solver.plan.routes import Route
 from solver.schedule.encoders.pricing import Pricer, any_blocks, avoiding
-from solver.schedule.encoders.request import CutBlock, LayerRun, request_steps
+from solver.schedule.encoders.request import BlockSteps, request_steps
 from solver.schedule.encoders.setting import Setting
 from solver.schedule.encoders.steps import Step, cut_steps
 from solver.schedule.exchange import Mask
@@ -146,6 +146,13 @@ class Weights:
     per_unit: Mapping[Axis, int]
     whole: int
 
+    def held_bytes(self, units: Units) -> Floats:
+        """Return the bytes of weights that every device holds of one layer, [..., p]."""
+        held = sum(size * units[axis] for axis, size in self.per_unit.items())
+        if self.whole:
+            held = held + self.whole * (units[Axis.ROWS] > 0)
+        return np.asarray(held, float)
+
 
 def layer_weights(setting: Setting, kind: LayerKind) -> Weights:
     """Return what a share of a layer weighs; norms and last biases, which everybody holds, are not counted."""
@@ -251,10 +258,7 @@ class LayerTable:
 
     def held_bytes(self, units: Units) -> Floats:
         """Return the bytes of weights that every device holds of one layer, [..., p]."""
-        held = sum(size * units[axis] for axis, size in self.weights.per_unit.items())
-        if self.weights.whole:
-            held = held + self.weights.whole * (units[Axis.ROWS] > 0)
-        return np.asarray(held, float)
+        return self.weights.held_bytes(units)
 
     def _priced(
         self, units: Units
@@ -312,12 +316,10 @@ def kind_steps(
         return None
 
     blocks = [
-        CutBlock(block, own, values, kind.route, kind.groups, avoids(block))
-        for block, own in kind.steps(setting.spec.blocks)
+        BlockSteps(block, own, kind.route, kind.groups, avoids(block)) for block, own in kind.steps(setting.spec.blocks)
     ]
     pricer = Pricer(setting, values, values[Axis.ROWS] if kind.begins_by_rows else None, active)
-    for _, repeats, step in request_steps(setting, pricer, [LayerRun(0, setting.spec.layers, blocks)]):
-        yield repeats, step
+    yield from request_steps(setting, pricer, blocks)
 
 
 def layer_seconds(setting: Setting, kind: LayerKind, units: Units) -> Floats:

@@ -20,10 +20,8 @@ from solver.model.blocks import Axis, Block, Cut
 from solver.plan.plan import StreamLayout
 from solver.plan.routes import Route
 from solver.schedule.encoders import steps
-from solver.schedule.encoders.grid import GridExchanges
-from solver.schedule.encoders.regions import RowRegion, by_columns, by_rows, in_full, regrid
 from solver.schedule.encoders.setting import Setting
-from solver.schedule.exchange import Exchange, Mask, cross, gather, move, of_matrix, scatter, tile_counts
+from solver.schedule.exchange import Exchange, Mask, cross, gather, of_matrix, scatter, tile_counts
 from solver.schedule.timing import BlockCount, Load, TimedStep, Transfer, Values, plus
 
 
@@ -54,7 +52,7 @@ class Pricer:
     setting
         The model and the cluster.
     values
-        Shares of the block at hand, [..., p]; may be set anew between blocks.
+        Shares, [..., p].
     stream
         How many rows each device has of the residual stream, None for full; advances with every block.
     active
@@ -67,9 +65,7 @@ class Pricer:
         self.stream = stream
         self.route = Route.DIRECT  # of the block at hand
         self.groups = 1  # that it sends its contexts in
-        self._pre_norms = False
         self._block = ""  # the name of its kind
-        self._columns: RowRegion | None = None  # where the stream lies in columns
         self.avoids: Mask | None = None  # who avoids K and V, where the block's input is gathered
         self._active = active
         self._steps: list[TimedStep] = []
@@ -85,13 +81,6 @@ class Pricer:
             steps.SendInner: self._send_inner,
             steps.GatherColumns: self._gather_columns,
             steps.Reduce: self._reduce,
-            steps.Enter: self._enter,
-            steps.AddUp: self._add_up,
-            steps.Spread: self._spread,
-            steps.Leave: self._leave,
-            steps.DealColumns: self._deal_columns,
-            steps.GatherAll: self._gather_all,
-            steps.Alone: self._alone,
             steps.Close: self._close,
         }
 
@@ -101,16 +90,9 @@ class Pricer:
         pending, self._pending = self._pending, Pending()
         return steps, pending
 
-    @property
-    def lies(self) -> tuple[Floats | None, RowRegion | None]:
-        """How the residual stream lies: by rows, by columns, or in full. Where these are others, rows may move."""
-        return self.stream, self._columns
-
     def add(self, block: Block, own: Iterable[steps.Step]) -> None:
         """Add the steps of a block, or of a half of one, whose shares `values` has."""
-        self._pre_norms, self._block = block.stream.pre_norms, block.name
-        if self._columns is not None and Axis.SUB_BLOCKS not in self.values:
-            self._gather_from_columns()
+        self._block = block.name
         for step in own:
             self._adders[type(step)](step)
 
@@ -150,7 +132,6 @@ class Pricer:
         if self.stream is None:
             self._compute(Axis.ROWS, step.keys.seconds(self._bank, every), step.keys.name)
         else:
-            self._move_residual(rows > 0)
             counted, blocks = self._blocks(self._owners_of(self.stream))
             transfer = self._gather(self.stream, Axis.ROWS, self._setting.spec.hidden, peers=Axis.ROWS)
             piece = step.keys.seconds(self._bank, every / blocks)
@@ -175,7 +156,6 @@ class Pricer:
             self._compute(step.axis, seconds(S), *names)
             return
         # A product for every block of rows that arrives.
-        self._move_residual(units > 0)
         counted, blocks = self._blocks(self._owners_of(self.stream))
         transfer = self._gather(self.stream, Axis.ROWS, H, peers=step.axis)
         self._in_blocks("gather rows", names, step.axis, blocks, seconds(S / blocks), transfer, counted=counted)
@@ -202,62 +182,6 @@ class Pricer:
         transfer = self._gather(self.values[step.axis], step.axis, width, peers=step.to)
         inner = step.to is not Axis.FIXED
         self._exchange(TimedStep("gather inner columns" if inner else "gather columns", transfer=transfer))
-
-    def _enter(self, step: steps.Enter) -> None:
-        """Begin a block whose weights are 2-D tiles; of known shares: no table has it."""
-        s, rows = self._setting, self._lay_by_rows()
-        inner = self.values[step.axis] * step.columns
-        grid = GridExchanges(inner, self.values[step.output], rows, s.row_bytes, s.tile_rows)
-        self._tiles = grid
-        blocks = np.maximum((rows > 0).sum(), 1)
-        piece, entering = self._of_tile(blocks, step.tensors), self._known(grid.enter())
-        self._in_blocks("columns to tiles", ("first product",), step.axis, blocks, piece, entering)
-
-    def _add_up(self, step: steps.AddUp) -> None:
-        summing = self._known(self._tiles.add_up(step.tensors))
-        self._exchange(TimedStep("add up", transfer=summing, reduces=True))
-
-    def _spread(self, step: steps.Spread) -> None:
-        self.send("spread", self._tiles.spread())
-
-    def _leave(self, step: steps.Leave) -> None:
-        grid, tile_rows = self._tiles, self._setting.tile_rows
-        blocks = np.maximum(tile_counts(grid.rows, tile_rows).sum(), 1)
-        piece, summing = self._of_tile(blocks, 1), self._known(grid.leave())
-        self._in_blocks("reduce", ("second product",), step.axis, blocks, piece, summing, reduces=True)
-
-    def _of_tile(self, blocks: Any, tensors: int) -> Floats:
-        """Return the seconds of a product of a grid's tiles, of one of so many blocks of rows."""
-        weights = self._tiles.weights
-        rows = self._setting.rows / blocks * (weights > 0)
-        return self._bank.seconds(Kernel.CONTRACT, rows, tensors * weights)
-
-    def _deal_columns(self, step: steps.DealColumns) -> None:
-        s, columns = self._setting, by_columns(self._setting, self.values[Axis.SUB_BLOCKS])
-        if self.stream is not None:
-            self.send("deal columns out", regrid(s, by_rows(s, self.stream), columns))
-        elif self._columns is not None and not np.array_equal(self._columns.columns, columns.columns):
-            self.send("deal columns anew", regrid(s, self._columns, columns))
-        self.stream, self._columns = None, columns
-
-    def _gather_from_columns(self) -> None:
-        """Bring the stream to the rows that the block begins with, or all of it to all."""
-        s, rows, active = self._setting, self.values.get(Axis.ROWS), self._active
-        assert self._columns is not None
-        assert active is not None
-        wanted = in_full(s, active) if rows is None else by_rows(s, rows)
-        self.send("gather columns", regrid(s, self._columns, wanted))
-        self.stream, self._columns = rows, None
-
-    def _gather_all(self, step: steps.GatherAll) -> None:
-        s, active = self._setting, self._active
-        if self.stream is not None and active is not None:
-            self.send("gather rows", regrid(s, by_rows(s, self.stream), in_full(s, active)))
-            self.stream = None
-
-    def _alone(self, step: steps.Alone) -> None:
-        parts = self.values.get(step.axis, np.ones(1))
-        self._compute(Axis.FIXED, parts * block_seconds(self._setting, step.block), step.block.name)
 
     def _reduce(self, step: steps.Reduce) -> None:
         if step.norm is StreamLayout.ROWS:
@@ -329,8 +253,6 @@ class Pricer:
     ) -> Transfer:
         """Give blocks to every peer; a unit of `axis` is `width` numbers."""
         s = self._setting
-        # The stream of the layer before may lie by other rows than this layer's shares.
-        own = have is self.values.get(axis)
         wanted = self.values.get(peers)
         if axis is Axis.ROWS:
             unit_bytes, scale_bytes, tile_rows = s.row_bytes(width, tensors), 0, s.tile_rows
@@ -340,13 +262,13 @@ class Pricer:
             route = Route.DIRECT
 
         def exchange(values: Values, active: Mask) -> Exchange:
-            counts = values.get(axis, have) if own else have
+            counts = values.get(axis, have)
             receivers = active if wanted is None else values.get(peers, wanted) > 0
             blocks = unit_bytes * counts + scale_bytes * (counts > 0)
             return gather(blocks, receivers, tile_counts(counts, tile_rows), route)
 
         return Transfer(
-            exchange, axis=axis if own else Axis.FIXED, unit_bytes=unit_bytes, scale_bytes=scale_bytes, peers=peers,
+            exchange, axis=axis, unit_bytes=unit_bytes, scale_bytes=scale_bytes, peers=peers,
             wire=s.wire, tile_rows=tile_rows, route=route,
         )  # fmt: skip
 
@@ -395,31 +317,13 @@ class Pricer:
         self._pending = self._pending.then({Axis.ROWS: tiles * tile}, {Axis.ROWS: tile}, call.name)
 
     def _lay_by_rows(self) -> Floats:
-        """Bring the stream to this block's rows; nothing moves where it lies so already, or in full."""
-        rows = self.values[Axis.ROWS]
-        self._move_residual(np.zeros(rows.shape, bool))
-        self.stream = rows
+        """Let the stream lie by rows: it lies so already, or in full."""
+        self.stream = rows = self.values[Axis.ROWS]
         return rows
 
-    def _move_residual(self, gathering: Mask) -> None:
-        """Bring the rows that a device keeps to it, where the stream lies by others and it does not gather them all.
-
-        With the norm in front what is normed and the residual are two, and only what is normed is gathered.
-        """
-        s, rows, stream = self._setting, self.values.get(Axis.ROWS), self.stream
-        if stream is None or rows is None or stream is rows:
-            return
-        row_bytes, tiles = s.row_bytes(s.spec.hidden), tile_counts(stream, s.tile_rows)
-        if self._pre_norms:
-            self.send("move residual", move(stream, rows, row_bytes, tiles))
-        if not gathering.all():
-            self.send("move rows", move(stream, rows, np.where(gathering, 0.0, row_bytes), tiles))
-
     def _owners_of(self, have: Floats) -> BlockCount:
-        own = have is self.values.get(Axis.ROWS)
-
         def owners(values: Values, active: Mask) -> Floats:
-            rows = values.get(Axis.ROWS, have) if own else have
+            rows = values.get(Axis.ROWS, have)
             return np.asarray((rows > 0).sum(-1, keepdims=True))
 
         return owners

@@ -7,7 +7,6 @@ last of all.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,59 +24,46 @@ from solver.schedule.timing import TimedStep, Transfer, Values
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CutBlock:
+class BlockSteps:
     """A block as it is run: its steps, and what they are priced with (`solver.schedule.encoders.pricing.Pricer`)."""
 
     block: Block
     steps: tuple[Step, ...]
-    values: Values
     route: Route
     groups: int
     avoids: Mask | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerRun:
-    """So many alike layers in a row, from the layer with this number on."""
+def request_steps(s: Setting, pricer: Pricer, blocks: Sequence[BlockSteps]) -> Iterator[tuple[int, TimedStep]]:
+    """Yield all steps of a request all of whose layers are alike, and how often each comes in a row.
 
-    first: int
-    layers: int
-    blocks: Sequence[CutBlock]
-
-    @property
-    def label(self) -> str:
-        """Which layers these are, for a person."""
-        last = self.first + self.layers - 1
-        return f"layers {self.first}-{last}" if self.layers > 1 else f"layer {self.first}"
-
-
-def request_steps(s: Setting, pricer: Pricer, runs: Iterable[LayerRun]) -> Iterator[tuple[str, int, TimedStep]]:
-    """Yield all steps of a request: where, how often in a row, which. The pricer has the stream as it is handed out."""
-    yield "start", 1, _hand_out(s, pricer.stream)
+    The pricer has the stream as it is handed out.
+    """
+    layers = s.spec.layers
+    yield 1, _hand_out(s, pricer.stream)
+    # The first layer finds the stream as it was handed out, all others as the one before leaves it.
+    lay = pricer.stream
+    steps, last = _of_layer(pricer, blocks)
     waiting = Pending()  # compute that no exchange follows yet
-    for run in runs:
-        # The first layer of a run finds the stream as others left it, all others of the run as it does itself.
-        lay = pricer.lies
-        steps, last = _of_layer(pricer, run)
-        if not steps:  # nothing is exchanged: all belongs to the exchange behind the run
-            for _ in range(run.layers):
-                waiting = waiting.then(last.all, last.first, *last.names)
-            continue
-        yield from ((run.label, 1, step) for step in waiting.before(steps))
-        if run.layers > 1 and any(map(operator.is_not, pricer.lies, lay)):
-            steps, last = _of_layer(pricer, run)
-        if run.layers > 1:
-            yield from ((run.label, run.layers - 1, step) for step in last.before(steps))
+    if steps:
+        yield from ((1, step) for step in steps)
+        if layers > 1 and pricer.stream is not lay:
+            steps, last = _of_layer(pricer, blocks)
+        if layers > 1:
+            yield from ((layers - 1, step) for step in last.before(steps))
         waiting = last
+    else:  # nothing is exchanged: all belongs to the exchange after the layers
+        for _ in range(layers):
+            waiting = waiting.then(last.all, last.first, *last.names)
     pricer.hand_in(_hand_in(s, pricer.stream))
     steps, _ = pricer.taken()
-    yield from (("end", 1, step) for step in waiting.before(steps))
+    yield from ((1, step) for step in waiting.before(steps))
 
 
-def _of_layer(pricer: Pricer, run: LayerRun) -> tuple[list[TimedStep], Pending]:
+def _of_layer(pricer: Pricer, blocks: Iterable[BlockSteps]) -> tuple[list[TimedStep], Pending]:
     """Return the steps of a layer, and the compute that it ends with."""
-    for cut in run.blocks:
-        pricer.values, pricer.route, pricer.groups, pricer.avoids = cut.values, cut.route, cut.groups, cut.avoids
+    for cut in blocks:
+        pricer.route, pricer.groups, pricer.avoids = cut.route, cut.groups, cut.avoids
         pricer.add(cut.block, cut.steps)
     return pricer.taken()
 

