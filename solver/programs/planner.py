@@ -41,9 +41,20 @@ from solver.programs.search import (
     undominated,
 )
 from solver.programs.tiles_and_routes import TILE_ROWS, best_sent
-from solver.schedule.encoders.cost import price, requests_seconds, setting
-from solver.schedule.encoders.layer_table import layer_kinds, layer_plan, layer_table, over_all, taking, with_root
+from solver.schedule.encoders.cost import alike_seconds, price, request_seconds, setting
+from solver.schedule.encoders.layer_table import (
+    Units,
+    layer_cuts,
+    layer_kinds,
+    layer_plan,
+    layer_seconds,
+    layer_table,
+    over_all,
+    taking,
+    with_root,
+)
 from solver.schedule.encoders.memory import SLIP_BYTES, does_not_fit, packing, weights_room
+from solver.schedule.encoders.placing import LayerCuts
 from solver.schedule.encoders.setting import Setting
 
 if TYPE_CHECKING:
@@ -190,6 +201,7 @@ def solve(
             ways += [_sent(s, runs), (s, runs)]
         ways += _uniform(s, searched, room)
     s, runs = _polished(cluster, ways, room, POLISHED if before is None else 1)
+    runs = [(replace(one, seconds=float(layer_seconds(s, one.kind, one.units))), often) for one, often in runs]
     plan = _plan(s, cluster, runs)
     plan = replace(plan, predicted=price(s, plan).prediction)
     used = [layer for layer, _ in runs]
@@ -230,22 +242,40 @@ def _polished(cluster: Cluster, ways: Sequence[tuple[Setting, Runs]], room: Floa
     for _, s, runs in sorted(_timed(cluster, ways), key=lambda way: way[0]):
         unlike.setdefault(tuple(layer.kind.cuts for layer, _ in runs), (s, runs))
     some = list(unlike.values())[:most]
-    return _fastest_way(cluster, [(s, polished(s, runs, partial(_seconds, s, cluster), room)) for s, runs in some])
+    better = [(s, polished(s, runs, partial(_alike_seconds, s, cluster), room)) for s, runs in some]
+    # What is gathered is projected as shares say, and a polish does not ask that.
+    return _fastest_way(cluster, [*better, *(way for way in some[:1] if way[1] is not better[0][1])])
 
 
 def _fastest_way(cluster: Cluster, ways: Sequence[tuple[Setting, Runs]]) -> tuple[Setting, Runs]:
     """Return the layers that make the fastest plan by the clocks of ranks, with their setting."""
+    if len(ways) == 1:
+        return ways[0]
     _, s, runs = min(_timed(cluster, ways), key=lambda way: way[0])
     return s, runs
 
 
 def _timed(cluster: Cluster, ways: Iterable[tuple[Setting, Runs]]) -> Iterator[tuple[float, Setting, Runs]]:
     """Yield ways with their seconds by the clocks of ranks."""
-    return ((float(_seconds(s, cluster, [runs])[0]), s, runs) for s, runs in ways)
+    return ((request_seconds(s, _plan(s, cluster, runs)), s, runs) for s, runs in ways)
 
 
-def _seconds(s: Setting, cluster: Cluster, ways: Sequence[Runs]) -> Floats:
-    return requests_seconds(s, [_plan(s, cluster, runs) for runs in ways])
+def _alike_seconds(s: Setting, cluster: Cluster, runs: Runs, number: int, units: Units) -> Floats:
+    """Return the seconds of a request where a run of layers has any of these shares, [n, p], and others have theirs."""
+    plan, ordered = _plan(s, cluster, runs), _ordered(runs)
+    count = len(next(iter(units.values())))
+
+    def shares(layer: Configuration) -> Units:
+        if layer is runs[number][0]:
+            return units
+        return {axis: np.repeat(counts[None], count, 0) for axis, counts in layer.units.items()}
+
+    def cuts(crew: Sequence[int]) -> list[LayerCuts]:
+        (stage,) = plan.stages
+        every = zip(stage.layers, ordered, strict=True)
+        return [layer_cuts(s, own, shares(layer), crew) for (_, own), (layer, _) in every]
+
+    return alike_seconds(s, plan, cuts)
 
 
 def _of_other_kinds(s: Setting, layers: Sequence[Configuration], room: Floats, runs: Runs) -> Iterator[Runs]:
@@ -385,11 +415,15 @@ def _below(layers: Sequence[Configuration], terms: Terms, limit: float) -> list[
     return [layer for layer in layers if terms.cost(layer) < limit]
 
 
+def _ordered(runs: Runs) -> Runs:
+    """Return the runs so that kinds that leave the stream in rows stand together."""
+    return sorted(runs, key=lambda run: (run[0].kind.ends_by_rows, str(run[0].kind)))
+
+
 def _plan(s: Setting, cluster: Cluster, runs: Runs) -> Plan:
-    """Lay the runs one behind the other; kinds that leave the stream in rows stand together."""
-    ordered = sorted(runs, key=lambda run: (run[0].kind.ends_by_rows, str(run[0].kind)))
+    """Lay the runs one behind the other."""
     spans, start = [], 0
-    for layer, count in ordered:
+    for layer, count in _ordered(runs):
         spans.append((Span(start, start + count), layer_plan(s, layer.kind, layer.units)))
         start += count
     return Plan(

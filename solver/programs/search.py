@@ -249,10 +249,10 @@ def _moves(table: LayerTable, units: Units, axes: Collection[Axis]) -> Integers:
     if devices > MANY:  # to solve again for 32 devices takes ten times as long with the others
         return moves
     whole = _crew_moves(counts) if len(chosen) == len(units) else []
-    return np.concatenate([moves, *_spreads(counts, chosen), *whole])
+    return np.concatenate([moves, *spreads(counts, chosen), *whole])
 
 
-def _spreads(counts: Integers, chosen: Sequence[int]) -> Iterator[Integers]:
+def spreads(counts: Integers, chosen: Sequence[int]) -> Iterator[Integers]:
     """Yield moves on an axis between one device and all others, in proportion to what these have, [moves, axes, p]."""
     every = np.arange(counts.shape[1])
     for number in chosen:

@@ -7,7 +7,7 @@ of equal shares, `timing` and `pricing` add up steps that all ranks end together
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,14 @@ from solver.model.spec import ModelSpec
 from solver.model.work import Work
 from solver.plan.holdings import weights_bytes
 from solver.plan.plan import Plan, Prediction, Wire
-from solver.schedule.encoders.placing import request_schedule, structure
+from solver.schedule.encoders.placing import (
+    LayerCuts,
+    batch_rows,
+    cut_schedule,
+    request_crew,
+    request_schedule,
+    structure,
+)
 from solver.schedule.encoders.setting import Setting
 from solver.schedule.encoders.turn_costs import priced_turns, seconds_of_turns
 from solver.schedule.price import Price
@@ -68,6 +75,20 @@ def requests_seconds(s: Setting, plans: Sequence[Plan]) -> Floats:
         some = [plans[number] for number in numbers]
         found[numbers] = seconds_of_turns(replace(s, wire=some[0].wire), *request_schedule(s.spec, some, s.rows))
     return found
+
+
+def alike_seconds(s: Setting, plan: Plan, cuts: Callable[[Sequence[int]], Sequence[LayerCuts]]) -> Floats:
+    """Return the seconds of a request by plans of the structure of one, [n].
+
+    Parameters
+    ----------
+    cuts
+        Returns how some ranks, of these plans' devices, cut each run of layers.
+    """
+    crew = request_crew(plan)
+    rows = batch_rows(plan.stages[0], crew, [s.rows], plan.tile_rows)
+    steps = cut_schedule(s.spec, plan, rows, cuts(crew))
+    return np.atleast_1d(seconds_of_turns(replace(s, wire=plan.wire), crew, steps))
 
 
 def check_in_one(plan: Plan) -> None:

@@ -20,9 +20,10 @@ from solver.base.spans import Partition
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis, Block, Cut
 from solver.model.kinds.attention import Attention
-from solver.model.kinds.part import TensorUse
+from solver.model.kinds.part import Spans, TensorUse
 from solver.plan.plan import BlockPlan, Keys, LayerPlan, StreamLayout
 from solver.plan.routes import Route
+from solver.schedule.encoders.placing import CutBlock, LayerCuts
 from solver.schedule.encoders.pricing import Pricer, any_blocks, avoiding
 from solver.schedule.encoders.request import BlockSteps, request_steps
 from solver.schedule.encoders.setting import Setting
@@ -378,3 +379,22 @@ def layer_plan(setting: Setting, kind: LayerKind, units: Units) -> LayerPlan:
         return BlockPlan(block.name, cut, inner, output, norm, rows, kind.route, keys, groups)
 
     return tuple(plan(block, cut, norm) for block, (cut, norm) in zip(setting.spec.blocks, kind.cuts, strict=True))
+
+
+def layer_cuts(setting: Setting, layer: LayerPlan, units: Units, crew: Sequence[int]) -> LayerCuts:
+    """Return how ranks of a crew cut a layer by shares, [n, p], of the structure of its plan."""
+    spans = {axis: _spans(counts * unit_size(setting, axis))[:, crew] for axis, counts in units.items()}
+
+    def cut(block: Block, plan: BlockPlan) -> CutBlock:
+        rows = spans[Axis.ROWS] if plan.norm is StreamLayout.ROWS else None
+        if block.inner is None or plan.inner is None:
+            return CutBlock(plan.only(crew), rows)
+        return CutBlock(plan.only(crew), rows, spans[block.inner.axis], spans.get(block.inner.output))
+
+    return tuple(cut(block, plan) for block, plan in zip(setting.spec.blocks, layer, strict=True))
+
+
+def _spans(counts: Integers) -> Spans:
+    """Return spans of so many one after the other, [..., p, 2]."""
+    stops = np.cumsum(counts, -1)
+    return np.stack([stops - counts, stops], -1)

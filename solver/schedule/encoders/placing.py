@@ -217,19 +217,31 @@ def request_schedule(
 
     These are rank 0 and those with a share. Rank 0 embeds the request and hands it out, and gets what the layers leave.
     """
-    plan, (stage,) = plans[0], plans[0].stages
-    crew = sorted({0, *stage.active})
-    every = [batch_rows(own.stages[0], crew, [rows], plan.tile_rows) for own in plans]
-    own, cuts = every[0], [_cuts(other.stages[0], crew, some) for other, some in zip(plans, every, strict=True)]
+    crew = request_crew(plans[0])
+    every = [batch_rows(own.stages[0], crew, [rows], own.tile_rows) for own in plans]
+    cuts = [_cuts(own.stages[0], crew, some) for own, some in zip(plans, every, strict=True)]
     alike = [tuple(map(_together, zip(*layers, strict=True))) for layers in zip(*cuts, strict=True)]
-    parts = stage_parts(spec, stage, crew, own, folded=folded, unfolds=False, cuts=alike)
+    return crew, cut_schedule(spec, plans[0], every[0], alike, folded=folded)
+
+
+def request_crew(plan: Plan) -> list[int]:
+    """Return the ranks that have part in a request: rank 0 and those with a share."""
+    return sorted({0, *plan.stages[0].active})
+
+
+def cut_schedule(
+    spec: ModelSpec, plan: Plan, rows: BatchRows, cuts: Sequence[LayerCuts], *, folded: bool = True
+) -> list[AnyStep]:
+    """Return what the crew of `request_crew` does under plans of the structure of one, whose runs are cut so."""
+    (stage,), crew = plan.stages, request_crew(plan)
+    parts = stage_parts(spec, stage, crew, rows, folded=folded, unfolds=False, cuts=cuts)
     ((x, lies),) = parts.given.values()
     (last,) = parts.left
     root = some_have(x, [0], len(crew))
     steps = replace(parts, left={last: root}, names={**parts.names, last: HAND_IN}).steps()
     is_there = not isinstance(steps[-1], ExchangeStep) or steps[-1].name != HAND_IN
     handed = [ExchangeStep(HAND_IN, x, (root,), root)] if is_there else []
-    return crew, [ComputeStep(()), ExchangeStep(HAND_OUT, x, (root,), lies), *steps, *handed]
+    return [ComputeStep(()), ExchangeStep(HAND_OUT, x, (root,), lies), *steps, *handed]
 
 
 def _cuts(stage: Stage, crew: Sequence[int], rows: BatchRows) -> list[LayerCuts]:
