@@ -295,8 +295,10 @@ class Leader(Speaker):
                 tables.show_answers(console, answered, [answer.entry for answer in answers])
             tables.show_ranks(console, report, self._plan, queued=queued)
             if self._rounding is not None:
-                size = f"{percent(self._rounding)} of their root mean square"
-                console.print(f"{options.wire} on the wire: hidden states differ from exact ones by {size} at most")
+                size = f"{percent(self._rounding)} of the root mean square"
+                console.print(
+                    f"{options.wire} on the wire: the hidden number that it changes most differs by {size} of all"
+                )
             if options.wire is Wire.ADAPTIVE:
                 console.print(f"batches sent from stage to stage: {tables.by_bits(ranks) or 'none'}")
             self._judge(console, report, alone, queued=queued)

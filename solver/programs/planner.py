@@ -44,6 +44,7 @@ from solver.programs.tiles_and_routes import TILE_ROWS, best_sent
 from solver.schedule.encoders.cost import alike_seconds, price, request_seconds, setting
 from solver.schedule.encoders.layer_table import (
     Units,
+    kind_by_rows,
     layer_cuts,
     layer_kinds,
     layer_plan,
@@ -89,9 +90,11 @@ class Solution:
         Seconds that a byte more saves on every device, of float32 weights; zero where memory does not limit.
     best, setting, terms
         The layer that is best at these prices, and what its convex program is for.
+    steps_s
+        Seconds of the plan's layers as tables count them, in steps that all devices end together.
     mix_s, mix_bound_s
-        Seconds of the mix as tables count, layers taken for what they cost among their like, and those of the relaxed
-        mix where memory is scarce, else 0.
+        Seconds of the integer program's mix, so counted, without what was made of it, and those of the relaxed mix
+        where memory is scarce, else 0.
     """
 
     plan: Plan
@@ -102,6 +105,7 @@ class Solution:
     best: Configuration
     setting: Setting
     terms: Terms
+    steps_s: float
     mix_s: float
     mix_bound_s: float
 
@@ -117,8 +121,8 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """By how much the mix may be from the bound, relative: both as tables count."""
-        return max(0.0, 1 - self.bound_s / self.mix_s)
+        """By how much the plan may be from the bound, relative: both as tables count."""
+        return max(0.0, 1 - self.bound_s / self.steps_s)
 
     @property
     def bound_s(self) -> float:
@@ -190,9 +194,11 @@ def solve(
     if not able:
         raise does_not_fit(spec.name, cluster, lacking / packing(spec, cluster))
     runs = _runs(found, mix)
-    ways = [*([_sent(s, runs)] if before is None and s.devices <= JOINING else []), (s, runs)]
+    fresh = before is None and s.devices <= JOINING
+    ways = [*([_sent(s, runs)] if fresh else []), (s, runs)]
     if not mix_bound_s:
         ways += [(s, some) for some in _of_other_kinds(s, every, room, runs)]
+        ways += _by_itself(s, every, room) if fresh else ()
     elif before is None:
         # What layers cost among unlike ones may be more than among their like.
         by_rows = _undominated(_mixable(every)) if len(runs) > 1 else []
@@ -201,7 +207,10 @@ def solve(
             ways += [_sent(s, runs), (s, runs)]
         ways += _uniform(s, searched, room)
     s, runs = _polished(cluster, ways, room, POLISHED if before is None else 1)
+    if fresh and not mix_bound_s:
+        s, runs = _fastest_way(cluster, [(replace(s, tile_rows=tile_rows), runs) for tile_rows in TILE_ROWS])
     runs = [(replace(one, seconds=float(layer_seconds(s, one.kind, one.units))), often) for one, often in runs]
+    best = best if mix_bound_s else runs[0][0]
     plan = _plan(s, cluster, runs)
     plan = replace(plan, predicted=price(s, plan).prediction)
     used = [layer for layer, _ in runs]
@@ -209,8 +218,8 @@ def solve(
     unlike = [layer for layer in one_of_each_kind(used + others) if layer not in used]
     kinds = one_of_each_kind(sorted((*every, *searched), key=lambda layer: layer.seconds))
     layers = (*used, *unlike[:KEPT])
-    mix_s = math.fsum(often * layer.seconds for layer, often in runs)
-    return Solution(plan, tuple(runs), layers, tuple(kinds), prices, best, s, terms, mix_s, mix_bound_s)
+    steps_s = math.fsum(often * layer.seconds for layer, often in runs)
+    return Solution(plan, tuple(runs), layers, tuple(kinds), prices, best, s, terms, steps_s, mix.seconds, mix_bound_s)
 
 
 def _undominated(layers: Sequence[Configuration]) -> list[Configuration]:
@@ -286,6 +295,16 @@ def _of_other_kinds(s: Setting, layers: Sequence[Configuration], room: Floats, r
     for layer in near[: OTHERS + 1]:
         if layer.kind not in used and (s.spec.layers * layer.held_bytes <= room).all():
             yield [(layer, s.spec.layers)]
+
+
+def _by_itself(s: Setting, layers: Sequence[Configuration], room: Floats) -> Iterator[tuple[Setting, Runs]]:
+    """Yield the ways of the fastest device alone that is nearly as fast: rows come to it, and leave it, in tiles."""
+    limit_s = NEAR * min(layer.seconds for layer in layers)
+    alone = [one for one in layers if len(one.crew) == 1 and one.kind == kind_by_rows(s.spec.blocks)]
+    for layer in sorted(alone, key=lambda layer: layer.seconds)[:1]:
+        if layer.seconds <= limit_s and (s.spec.layers * layer.held_bytes <= room).all():
+            runs = [(layer, s.spec.layers)]
+            yield from ((replace(s, tile_rows=tile_rows), runs) for tile_rows in TILE_ROWS)
 
 
 def _sent_best(s: Setting, found: Sequence[Configuration], caps: Floats) -> tuple[Setting, list[Configuration]]:

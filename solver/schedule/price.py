@@ -67,8 +67,7 @@ class Price:
 
     @property
     def prediction(self) -> Prediction:
-        """What the plan file carries: the seconds of the slowest device's compute in every step, and the rest."""
-        # Where ranks begin steps at different times, as a network's, the slowest ones' compute may be longer than all.
-        compute_s = min(math.fsum(step.repeats * float(step.times.compute.max()) for step in self.steps), self.seconds)
+        """What the plan file carries: the seconds in which the busiest device computes, and the rest."""
+        compute_s = min(float(self.compute_s.max()), self.seconds)
         on_wire = sum(step.repeats * round(float(step.sent.sum())) for step in self.steps)
         return Prediction(self.seconds, compute_s, self.seconds - compute_s, self.weights_bytes, on_wire)

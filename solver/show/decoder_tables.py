@@ -55,9 +55,10 @@ def print_decoder(console: Console, found: PricedDecoder) -> None:
         console.print(f"Prompts of {plan.rows_from} rows and more are cut by rows after attention.")
     console.print(
         f"[bold]{1 / facts.token_s:.2f} tokens a second[/] with {facts.behind} before"
-        f"{f' by {plan.system}' * bool(plan.system)}: {ms(facts.token_s)} ms a token, {ms(facts.compute_s)} of them "
-        f"compute and {ms(facts.exchange_s)} waiting for the wire; {_kib(found.token.prediction.bytes_on_wire)} KiB "
-        f"are sent. [bold]{facts.first_s:.2f} s[/] from a prompt of {counted(facts.prompt, 'token')} to the first."
+        f"{f' by {plan.system}' * bool(plan.system)}: {ms(facts.token_s)} ms a token, in which the busiest "
+        f"device computes {ms(facts.compute_s)} and waits {ms(facts.exchange_s)}; "
+        f"{_kib(found.token.prediction.bytes_on_wire)} KiB are sent. "
+        f"[bold]{facts.first_s:.2f} s[/] from a prompt of {counted(facts.prompt, 'token')} to the first."
     )
 
 

@@ -69,7 +69,7 @@ def explanation_to_json(cluster: Cluster, solution: Solution, found: Explanation
         ],
         "limits": [asdict(limit) for limit in limits(cluster, solution)],
         "gap": solution.gap,
-        "in_steps_s": solution.mix_s,
+        "in_steps_s": solution.steps_s,
         "bound_s": solution.bound_s,
         "runs": [{"kind": str(layer.kind), "layers": layers} for layer, layers in solution.runs],
         "idle": [{"device": name, "added_s": added_s} for name, added_s in _idle(cluster, solution, found).items()],
@@ -105,16 +105,22 @@ def _print_gap(console: Console, solution: Solution, kinds: Sequence[KindTried])
         said = "If layers could be mixed in fractions, without tiles and routes, a request would take"
         console.print(f"{said} {ms(solution.bound_s)} ms.")
         return
-    plan_s = solution.mix_s
+    steps_s = solution.steps_s
     console.print(
-        f"Counted in steps that all ranks end together, as in this table, the plan takes {ms(plan_s)} ms. Could heads, "
-        f"rows and tiles be parted between devices, it would take at least {ms(solution.bound_s)} ms: that they are "
-        f"whole costs {100 * solution.gap:.1f} % at most."
+        f"Counted in steps that all ranks end together, as the first table is, the plan takes {ms(steps_s)} ms; by a "
+        f"clock for every rank, as it is chosen, {ms(solution.plan.predicted_s)}. Could heads, rows and tiles be "
+        f"parted between devices, that count would be at least {ms(solution.bound_s)}: that they are whole costs "
+        f"{100 * solution.gap:.1f} % at most."
     )
-    below = [kind.bound_s for kind in kinds if kind.bound_s < plan_s]
-    beaten = f"{len(kinds) - len(below)} of {counted(len(kinds), 'kind')} cannot be faster on their ranks"
-    rest = f", the others by {100 * (1 - min(below) / plan_s):.1f} % at most" if below else ""
-    console.print(f"Sent directly, in tiles as the plan's, {beaten}, whatever the shares{rest}.")
+    below = [kind.bound_s for kind in kinds if kind.bound_s < steps_s]
+    if not below:
+        console.print(f"Sent directly, in tiles as the plan's, none of {counted(len(kinds), 'kind')} counts less.")
+        return
+    less = 100 * (1 - min(below) / steps_s)
+    console.print(
+        f"Sent directly, in tiles as the plan's, {len(kinds) - len(below)} of {counted(len(kinds), 'kind')} cannot "
+        f"count less on their ranks, whatever the shares, the others less by {less:.1f} % at most."
+    )
 
 
 def _print_plan(console: Console, solution: Solution) -> None:

@@ -62,8 +62,8 @@ def print_network(console: Console, found: PricedNetwork) -> None:
     facts = found.price.prediction
     console.print(
         f"[bold]{ms(facts.seconds)} ms[/] for an image{f' by {found.plan.system}' * bool(found.plan.system)}: "
-        f"{ms(facts.compute_s)} ms of compute, in every step that of the slowest, {ms(facts.exchange_s)} ms of "
-        f"waiting for the wire; {facts.bytes_on_wire / MIB:.2f} MiB are sent{_wire(found.plan.wire)}."
+        f"the busiest device computes {ms(facts.compute_s)} ms and waits {ms(facts.exchange_s)} ms; "
+        f"{facts.bytes_on_wire / MIB:.2f} MiB are sent{_wire(found.plan.wire)}."
     )
 
 

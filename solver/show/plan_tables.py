@@ -59,8 +59,8 @@ def print_plan(console: Console, cluster: Cluster, plan: Plan, priced: Price) ->
     facts, routes = priced.prediction, _routes(plan)
     console.print(
         f"[bold]{_ms(facts.seconds)}[/] for a request of {counted(plan.rows, 'row')} by {plan.system or 'this plan'}: "
-        f"{_ms(facts.compute_s)} of compute, in every step that of the slowest, {_ms(facts.exchange_s)} of waiting for "
-        f"the wire; {facts.bytes_on_wire / MIB:.1f} MiB are sent."
+        f"the busiest device computes {_ms(facts.compute_s)} and waits {_ms(facts.exchange_s)}; "
+        f"{facts.bytes_on_wire / MIB:.1f} MiB are sent."
     )
     if plan.tile_rows or routes or plan.wire is not Wire.FLOAT32:
         tiles = f"in tiles of about {counted(plan.tile_rows, 'row')}" if plan.tile_rows else "all rows at once"

@@ -59,9 +59,12 @@ def print_schedule(console: Console, found: list[Row], device: str, parts: str =
 
     `parts` is what a model consists of.
     """
+    if not found:
+        console.print(f"{device} has nothing to do.")
+        return
     table = new_table(
         f"step by step on {device}" if device else "step by step: the slowest device's times, all bytes",
-        *(parts, "step", "compute\nms", "wire\nms", "ms", "MiB", "times"),
+        *(parts, "step", "compute\nms", "wire\nms", "ms", "MiB\nsent", "times"),
         words=2,
     )
     for row in found:

@@ -237,7 +237,7 @@ def cut_schedule(
     parts = stage_parts(spec, stage, crew, rows, folded=folded, unfolds=False, cuts=cuts)
     ((x, lies),) = parts.given.values()
     (last,) = parts.left
-    root = some_have(x, [0], len(crew))
+    root = {axis: np.repeat(spans, len(lies[axis]), 0) for axis, spans in some_have(x, [0], len(crew)).items()}
     steps = replace(parts, left={last: root}, names={**parts.names, last: HAND_IN}).steps()
     is_there = not isinstance(steps[-1], ExchangeStep) or steps[-1].name != HAND_IN
     handed = [ExchangeStep(HAND_IN, x, (root,), root)] if is_there else []

@@ -78,7 +78,7 @@ def test_plan_is_the_best_of_all_layers_where_sharing_pays():
     found = [over_the_best(*sharing_instance(seed)) for seed in seeds(6, 200)]
 
     assert max(ratio for ratio, _ in found) == pytest.approx(1)
-    assert all(solution.bound_s <= solution.mix_s * (1 + 1e-6) for _, solution in found)
+    assert all(solution.bound_s <= solution.steps_s * (1 + 1e-6) for _, solution in found)
     assert np.mean([len(solution.crew) > 1 for _, solution in found]) > 0.3
 
 

@@ -135,6 +135,17 @@ def test_plans_of_one_structure_cost_at_once_what_each_does(seed):
     np.testing.assert_allclose(requests_seconds(s, plans), [request_seconds(s, plan) for plan in plans], rtol=1e-9)
 
 
+def test_plans_whose_sums_all_have_but_rank_0_cost_at_once_what_each_does():
+    """It gets them in the end from one of the others."""
+    s, cluster = setting(BERT, pis(10, 20, 30), 64), pis(10, 20, 30)
+    (kind,) = [one for one in layer_kinds(BERT.blocks) if str(one) == "block/block ff"]
+    totals = {axis: unit_count(s, axis) for axis in kind.axes(BERT.blocks)}
+    units = [{axis: np.array([0, own, total - own]) for axis, total in totals.items()} for own in (3, 5)]
+    plans = [uniform_plan(BERT, cluster.names, layer_plan(s, kind, own)) for own in units]
+
+    np.testing.assert_allclose(requests_seconds(s, plans), [request_seconds(s, plan) for plan in plans], rtol=1e-9)
+
+
 def test_several_stages_are_no_schedule_of_one():
     cluster = pis(10, 20)
     plan = chain(BERT, cluster, [(0, 2), (1, 4)], "by hand", 64)
