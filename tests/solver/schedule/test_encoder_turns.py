@@ -4,6 +4,7 @@ Those are an upper bound but for rounding: where nobody waits for all, ranks go 
 """
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from solver.schedule.encoders.turn_costs import priced_turns
 from solver.schedule.price import Price
 from tests import sweeps
 from tests.kit.clusters import pis
-from tests.kit.encoders import random_plan
+from tests.kit.encoders import CUTS, KINDS, plan_of, random_layer, random_plan
 from tests.kit.plans import like
 
 BERT = named_model("bert-base", layers=6)
@@ -86,6 +87,17 @@ def test_layers_that_are_alike_cost_together_what_every_one_does(norm, seed):
     assert together.seconds == pytest.approx(one_by_one.seconds, rel=0.02)
     np.testing.assert_allclose(together.compute_s, one_by_one.compute_s, rtol=1e-9)
     np.testing.assert_array_equal(together.moved_bytes, one_by_one.moved_bytes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_every_pair_of_cuts_nobody_computes_longer_than_a_request_takes(kind):
+    rng, cluster = np.random.default_rng(8), pis(10, 20, 30)
+    for attention, mlp in product(CUTS, repeat=2):
+        layers = [random_layer(BERT, attention, mlp, kind, 3, rng) for _ in range(BERT.layers)]
+
+        found = price(setting(BERT, cluster, 40), replace(plan_of(BERT, layers, 3), tile_rows=7))
+
+        assert 0 < found.compute_s.max() <= found.seconds < np.inf
 
 
 def resized(plan, rng):
