@@ -97,7 +97,7 @@ def test_under_every_pair_of_cuts_nobody_computes_longer_than_a_request_takes(ki
 
         found = price(setting(BERT, cluster, 40), replace(plan_of(BERT, layers, 3), tile_rows=7))
 
-        assert 0 < found.compute_s.max() <= found.seconds < np.inf
+        assert 0 < found.compute_s.max() <= found.seconds * (1 + 1e-9) < np.inf
 
 
 def resized(plan, rng):
