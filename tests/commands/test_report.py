@@ -196,7 +196,7 @@ def test_replicas_answer_every_request_in_order_and_say_how_many_a_second(conver
 
 @pytest.mark.parametrize(
     ("wire", "bits", "says"),
-    [("int4", "4", "int4 on the wire: hidden states"), ("adaptive", "32", "20 with 32 bits")],
+    [("int4", "4", "int4 on the wire: the hidden number"), ("adaptive", "32", "20 with 32 bits")],
 )
 def test_the_report_says_with_how_many_bits_stages_send(wire, bits, says, converted, tmp_path):
     """Two stages on one host, whose connection is fast: what adapts has no reason to."""
