@@ -65,7 +65,7 @@ class Binding:
     lies
         Where values lie that the step reads and leaves; others are added as they are computed.
     scratch
-        Arrays for what is read within the step alone, by which it is of a step, and their size.
+        Returns an array for what is read within the step alone, by which it is of a step, and its size.
     known
         What graphs take of arrays.
     """
@@ -73,7 +73,7 @@ class Binding:
     batch: Batch
     backend: Backend
     lies: dict[str, BoxArray]
-    scratch: dict[tuple[int, int], Array]
+    scratch: Callable[[int, int], Array]
     known: Known
     number: int = 0  # of arrays that this step has taken
     read: dict[str, Value] = field(default_factory=dict)  # what keys would be made of that are avoided, by their name
@@ -148,8 +148,7 @@ class Binding:
         if last.role == Join.name:
             residual = self._rows(last.reads[0], ends, before)
         x = self._rows(first.reads[-1], begins, before)
-        to = out if out.flags.c_contiguous else self._array(out.shape)
-        y, after = by_rows(to), [] if to is out else [partial(np.copyto, out, to)]
+        y, after = self._written(out)
 
         def make(kernels: BlockKernels) -> Iterable[CompiledCall]:
             return *before, kernels.graphs[unit.roles].bound(x, y, residual, self.known), *after
@@ -165,8 +164,7 @@ class Binding:
         if not out.size:
             return _nothing
         q = by_rows(self._some(queries, region))
-        to = out if out.flags.c_contiguous else self._array(out.shape)
-        y, after = by_rows(to), [] if to is out else [partial(np.copyto, out, to)]
+        y, after = self._written(out)
         seen = self.batch.keys_of(rows)
         pieces = self.batch.pieces(rows, seen)
         if keys.name in self.read:
@@ -231,12 +229,16 @@ class Binding:
         before.append(partial(np.copyto, copy, found))
         return by_rows(copy)
 
+    def _written(self, out: Array) -> tuple[Array, list[CompiledCall]]:
+        """Return where a graph writes a result, in rows side by side, and what brings it to its place after that."""
+        if out.flags.c_contiguous:
+            return by_rows(out), []
+        to = self._array(out.shape)
+        return by_rows(to), [partial(np.copyto, out, to)]
+
     def _array(self, shape: tuple[int, ...]) -> Array:
         self.number += 1
-        key = self.number, math.prod(shape)
-        if key not in self.scratch:
-            self.scratch[key] = np.empty(key[1], np.float32)
-        return self.scratch[key].reshape(shape, copy=False)
+        return self.scratch(self.number, math.prod(shape)).reshape(shape, copy=False)
 
 
 def attending(backend: Backend, added: Sequence[Array]) -> Attend:
@@ -308,8 +310,7 @@ def _of_one(value: Value, sub_block: int) -> Value:
     """Return a value of all sub-blocks as that of one: its columns of the stream, or what lies between."""
     if value.axes == STREAM_AXES:
         return value
-    layers, layer, _, *rest = value.name.split("/")
-    name = "/".join((layers, layer, str(sub_block), *rest))
+    name = named(value.name, sub_block)
     return replace(value, name=name, axes=(ROW, *value.axes[2:]), shape=(value.shape[0], *value.shape[2:]))
 
 

@@ -196,7 +196,7 @@ class EncoderProgram(Compiled):
         if key not in self._known:
             lies = {name: self._box_array(called(name), box) for name, box in step.reads.items()}
             lies |= {name: self._box_array(called(place), box) for place, name, box in step.written}
-            bound = Binding(self._batch, self._backend, lies, self._scratch, self._values)
+            bound = Binding(self._batch, self._backend, lies, self.scratch, self._values)
             run = [(part, {**region, ROW: self._stretches.rows(region[ROW])}) for part, region in step.run]
             units = bound.units(run, lambda name: self._kernels[block_of(called(name))])
             self._known[key] = bound.makes(units) if comes is None else bound.as_comes(units, step.as_comes, comes)

@@ -440,7 +440,7 @@ def _ordered(runs: Runs) -> Runs:
 
 
 def _plan(s: Setting, cluster: Cluster, runs: Runs) -> Plan:
-    """Lay the runs one behind the other."""
+    """Lay the runs one after the other."""
     spans, start = [], 0
     for layer, count in _ordered(runs):
         spans.append((Span(start, start + count), layer_plan(s, layer.kind, layer.units)))

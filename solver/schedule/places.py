@@ -426,7 +426,7 @@ def _own_compute(step: ComputeStep, rank: int, apart: Collection[str], read: Col
         name, box = part.writes.name, box_of(part.result(region), part.writes.axes, rank)
         if box.size and name in step.leaves and name in read:
             written.append((f"{name} +" if name in apart else name, name, box))
-    return OwnCompute(rank_run(step, rank, piece), joined(reads), written, step.as_comes if step.pieces is None else "")
+    return OwnCompute(rank_run(step, rank, piece), joined(reads), written, step.as_comes)
 
 
 def rank_run(step: ComputeStep, rank: int, piece: int = 0) -> RankRun:

@@ -279,7 +279,7 @@ class ComputeStep(LayerStep):
         Of those, what every rank makes piece by piece, [pieces, n, p, 2], where it does not make all at once.
     as_comes
         The name of the value that is exchanged before it, with which ranks compute as it comes from each of the others,
-        with their own first; "": they begin when all is there.
+        with their own first; "": they begin when all is there, as with what is made in pieces.
     """
 
     placed: tuple[PlacedPart, ...]
@@ -428,7 +428,7 @@ class _Builder:
             last = runs[-1][0].part.writes.name
             run, made = self._when(last)
             pieces = _in_pieces(live, then or {}, self._sums) if all(own.widens for own in placed) else None
-            comes = self._comes(needs) if placed[0].as_comes else ""
+            comes = self._comes(needs) if placed[0].as_comes and pieces is None else ""
             step = ComputeStep(tuple(own for own, _ in runs), leaves, pieces, comes, run=run, layers=made)
             if pieces is None:
                 step.__dict__["walked"] = runs, needs  # it is known

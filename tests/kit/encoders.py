@@ -1,7 +1,9 @@
 """Small encoders and plans of any cuts for them, the requests that they are asked, and what the oracle answers."""
 
+from collections import defaultdict
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -10,6 +12,8 @@ from solver.model.blocks import Cut
 from solver.model.spec import ImageInput, TextInput, encoder, tensor_shapes, with_layers
 from solver.plan.plan import BlockPlan, Plan, Stage, StreamLayout, layer_by_rows
 from solver.plan.routes import Route
+from solver.schedule.encoders.cost import alike_seconds
+from solver.schedule.encoders.placing import CutBlock, batch_rows, cuts_of
 from tests.kit import reference
 from tests.kit.plans import like
 from weights.synthesize import encoder_spread, synthetic_rows
@@ -133,3 +137,43 @@ def one_device_plan(spec, parts, ranks):
         for rank, start, stop in parts
     )
     return Plan(stages, spec.name, devices=tuple(f"pi-{rank}" for rank in range(ranks)))
+
+
+def structure(plan, rows):
+    """Return what plans of one stage have in common of which one schedule is for all: all but the sizes of shares."""
+    (stage,) = plan.stages
+
+    def of(block):
+        shares = block.row_partition(rows), block.inner, None if block.cut is Cut.GRID else block.columns
+        takes = tuple(None if own is None else own.taking for own in shares)
+        return block.cut, block.norm, block.route, block.keys, block.groups, takes
+
+    last = [layer[-1].rows for _, layer in stage.layers]
+    moves = tuple(one == other for one, other in pairwise(last))  # the stream, between layers that are alike
+    layers = tuple((span, tuple(map(of, layer))) for span, layer in stage.layers)
+    return plan.tile_rows, plan.wire, stage.devices, stage.active, stage.sublayers, layers, moves
+
+
+def requests_seconds(s, plans):
+    """Return the seconds of a request by each of some plans, [n]; those of one structure are priced at once."""
+    alike, found = defaultdict(list), np.zeros(len(plans))
+    for number, plan in enumerate(plans):
+        alike[structure(plan, s.rows)].append(number)
+    for numbers in alike.values():
+        some = [plans[number] for number in numbers]
+
+        def cuts(crew, some=some):
+            of_each = [
+                cuts_of(plan.stages[0], crew, batch_rows(plan.stages[0], crew, [s.rows], plan.tile_rows))
+                for plan in some
+            ]
+            return [tuple(map(together, zip(*layers, strict=True))) for layers in zip(*of_each, strict=True)]
+
+        found[numbers] = alike_seconds(s, some[0], cuts)
+    return found
+
+
+def together(blocks):
+    """Return what several plans make of a block as one."""
+    shares = zip(*((own.rows, own.inner, own.columns) for own in blocks), strict=True)
+    return CutBlock(blocks[0].plan, *(None if some[0] is None else np.concatenate(some) for some in shares))

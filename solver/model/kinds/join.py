@@ -8,7 +8,7 @@ from typing import ClassVar
 from solver.model.blocks import BlockKind
 from solver.model.kinds.part import ROW, WHOLE, Part, PartTensor, Residual, Value
 
-JOINED = "joined"  # the last word of the stream's name behind a block
+JOINED = "joined"  # the last word of the stream's name after a block
 
 
 @dataclass(frozen=True, slots=True)

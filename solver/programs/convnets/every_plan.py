@@ -3,7 +3,7 @@
 Rows are shared out as whole rows of the coarsest value behind a segment, to any devices; channels equally among any.
 Let a way be the segments up to a node, and let r be the moments at which its ranks have ended them, and their links
 have sent. What follows depends on r and on where values lie, and ends no earlier where these are later. So of the ways
-behind which values lie alike those are kept that no other is as fast as on every rank and link,
+after which values lie alike those are kept that no other is as fast as on every rank and link,
 
     K(stop) = those of { w + (start, stop) : start < stop, w in K(start) } of which no other has r' <= r,
 

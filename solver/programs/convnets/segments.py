@@ -72,7 +72,7 @@ from solver.schedule.networks.steps import (
 )
 from solver.schedule.regions import hull, lengths
 
-# When ranks have ended a path, and links have sent, [2, p], its segments, and where values lie behind it.
+# When ranks have ended a path, and links have sent, [2, p], its segments, and where values lie after it.
 WholePath = tuple[Floats, list[Segment], Mapping[str, Held]]
 FEW = 4  # devices of which every set is tried as a crew; of more, the fastest ones
 PRICES, RISE = 12, 3.0  # how often, and by how much, the price of memory rises

@@ -7,7 +7,7 @@ of equal shares, `timing` and `pricing` add up steps that all ranks end together
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +25,6 @@ from solver.schedule.encoders.placing import (
     cut_schedule,
     request_crew,
     request_schedule,
-    structure,
 )
 from solver.schedule.encoders.setting import Setting
 from solver.schedule.encoders.turn_costs import priced_turns, seconds_of_turns
@@ -52,7 +51,7 @@ def price(s: Setting, plan: Plan) -> Price:
         If the plan has several stages, or its stage not all devices: `solver.schedule.encoders.stages` prices these.
     """
     check_in_one(plan)
-    crew, steps = request_schedule(s.spec, [plan], s.rows)
+    crew, steps = request_schedule(s.spec, plan, s.rows)
     priced, active = priced_turns(replace(s, wire=plan.wire), crew, steps, plan.stages[0].span.start), crew[1:]
     # Of 1024 devices 974 may have no share, and hold the same: counting it for each took an eighth of the planning.
     idle = next((rank for rank in range(1, s.devices) if rank not in active), 0)
@@ -62,23 +61,14 @@ def price(s: Setting, plan: Plan) -> Price:
 
 def request_seconds(s: Setting, plan: Plan) -> float:
     """Return the seconds of a request; errors as in `price`, which takes longer over steps and weights."""
-    return float(requests_seconds(s, [plan])[0])
-
-
-def requests_seconds(s: Setting, plans: Sequence[Plan]) -> Floats:
-    """Return the seconds of a request by each of some plans, [n]; those of one structure are priced at once."""
-    alike, found = dict[Hashable, list[int]](), np.zeros(len(plans))
-    for number, plan in enumerate(plans):
-        check_in_one(plan)
-        alike.setdefault(structure(plan, s.rows), []).append(number)
-    for numbers in alike.values():
-        some = [plans[number] for number in numbers]
-        found[numbers] = seconds_of_turns(replace(s, wire=some[0].wire), *request_schedule(s.spec, some, s.rows))
-    return found
+    check_in_one(plan)
+    return float(seconds_of_turns(replace(s, wire=plan.wire), *request_schedule(s.spec, plan, s.rows)))
 
 
 def alike_seconds(s: Setting, plan: Plan, cuts: Callable[[Sequence[int]], Sequence[LayerCuts]]) -> Floats:
-    """Return the seconds of a request by plans of the structure of one, [n].
+    """Return the seconds of a request by plans like one but for the sizes of shares, [n]: all are priced at once.
+
+    Each device has some of an axis under all of them, or under none.
 
     Parameters
     ----------
@@ -87,7 +77,7 @@ def alike_seconds(s: Setting, plan: Plan, cuts: Callable[[Sequence[int]], Sequen
     """
     crew = request_crew(plan)
     rows = batch_rows(plan.stages[0], crew, [s.rows], plan.tile_rows)
-    steps = cut_schedule(s.spec, plan, rows, cuts(crew))
+    steps = cut_schedule(s.spec, plan, crew, rows, cuts(crew))
     return np.atleast_1d(seconds_of_turns(replace(s, wire=plan.wire), crew, steps))
 
 

@@ -7,7 +7,7 @@ columns of the stream nothing is said of how rows come there: the schedule finds
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -162,7 +162,7 @@ def stage_parts(
     cuts
         Of every run of layers of the stage, what several plans make of it; None: the stage's own.
     """
-    own = _Placing(stage, crew, rows, _cuts(stage, crew, rows) if cuts is None else cuts)
+    own = _Placing(stage, crew, rows, cuts_of(stage, crew, rows) if cuts is None else cuts)
     x = replace(spec.run(stage.span.start).blocks[0].stream, hidden=spec.hidden).value(STREAM, rows.count)
     lies = own.before(some, x) if before is None else own.behind(CutBlock.of(before.only(crew), rows), x)
     given, left, layers = {x.name: (x, lies.box(x))}, dict[str, Region](), list[tuple[Span, list[PlacedPart]]]()
@@ -195,33 +195,14 @@ def stage_parts(
     return StageParts(given, left | {x.name: lies.box(x)}, layers, names, rows)
 
 
-def structure(plan: Plan, rows: int) -> Hashable:
-    """Return what plans of one stage have in common of which one schedule is for all: all but the sizes of shares."""
-    (stage,) = plan.stages
+def request_schedule(spec: ModelSpec, plan: Plan, rows: int, *, folded: bool = True) -> tuple[list[int], list[AnyStep]]:
+    """Return what ranks do with a request under a plan of one stage, and which ranks: rank 0 and those with a share.
 
-    def of(block: BlockPlan) -> Hashable:
-        shares = block.row_partition(rows), block.inner, None if block.cut is Cut.GRID else block.columns
-        takes = tuple(None if own is None else own.taking for own in shares)
-        return block.cut, block.norm, block.route, block.keys, block.groups, takes
-
-    last = [layer[-1].rows for _, layer in stage.layers]
-    moves = tuple(one == other for one, other in pairwise(last))  # the stream, between layers that are alike
-    layers = tuple((span, tuple(map(of, layer))) for span, layer in stage.layers)
-    return plan.tile_rows, plan.wire, stage.devices, stage.active, stage.sublayers, layers, moves
-
-
-def request_schedule(
-    spec: ModelSpec, plans: Sequence[Plan], rows: int, *, folded: bool = True
-) -> tuple[list[int], list[AnyStep]]:
-    """Return what ranks do with a request under plans of one stage and one structure, and which ranks.
-
-    These are rank 0 and those with a share. Rank 0 embeds the request and hands it out, and gets what the layers leave.
+    Rank 0 embeds it and hands it out, and gets what the layers leave.
     """
-    crew = request_crew(plans[0])
-    every = [batch_rows(own.stages[0], crew, [rows], own.tile_rows) for own in plans]
-    cuts = [_cuts(own.stages[0], crew, some) for own, some in zip(plans, every, strict=True)]
-    alike = [tuple(map(_together, zip(*layers, strict=True))) for layers in zip(*cuts, strict=True)]
-    return crew, cut_schedule(spec, plans[0], every[0], alike, folded=folded)
+    (stage,), crew = plan.stages, request_crew(plan)
+    own = batch_rows(stage, crew, [rows], plan.tile_rows)
+    return crew, cut_schedule(spec, plan, crew, own, cuts_of(stage, crew, own), folded=folded)
 
 
 def request_crew(plan: Plan) -> list[int]:
@@ -230,10 +211,10 @@ def request_crew(plan: Plan) -> list[int]:
 
 
 def cut_schedule(
-    spec: ModelSpec, plan: Plan, rows: BatchRows, cuts: Sequence[LayerCuts], *, folded: bool = True
+    spec: ModelSpec, plan: Plan, crew: Sequence[int], rows: BatchRows, cuts: Sequence[LayerCuts], *, folded: bool = True
 ) -> list[AnyStep]:
-    """Return what the crew of `request_crew` does under plans of the structure of one, whose runs are cut so."""
-    (stage,), crew = plan.stages, request_crew(plan)
+    """Return what a crew, `request_crew`, does under plans like one but for shares, whose runs are cut so."""
+    (stage,) = plan.stages
     parts = stage_parts(spec, stage, crew, rows, folded=folded, unfolds=False, cuts=cuts)
     ((x, lies),) = parts.given.values()
     (last,) = parts.left
@@ -244,16 +225,9 @@ def cut_schedule(
     return [ComputeStep(()), ExchangeStep(HAND_OUT, x, (root,), lies), *steps, *handed]
 
 
-def _cuts(stage: Stage, crew: Sequence[int], rows: BatchRows) -> list[LayerCuts]:
+def cuts_of(stage: Stage, crew: Sequence[int], rows: BatchRows) -> list[LayerCuts]:
+    """Return how a crew cuts every run of a stage's layers, as one plan says."""
     return [tuple(CutBlock.of(plan.only(crew), rows) for plan in layer) for _, layer in stage.layers]
-
-
-def _together(blocks: Sequence[CutBlock]) -> CutBlock:
-    """Return what several plans make of a block as one."""
-    if len(blocks) == 1:
-        return blocks[0]
-    shares = zip(*((own.rows, own.inner, own.columns) for own in blocks), strict=True)
-    return CutBlock(blocks[0].plan, *(None if some[0] is None else np.concatenate(some) for some in shares))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -268,12 +268,10 @@ class _Costs:
         """Return what a computation takes, after an exchange.
 
         What reads what comes is computed with what each sends, what does not before; what reads its result after all.
-        What is made in pieces begins when all is there.
         """
         if not step.placed:
             return Computed(None, self._embedding()[None, None])
-        comes_so = exchange is not None and exchange.value.name == step.as_comes and step.pieces is None
-        coming = exchange if comes_so else None
+        coming = exchange if exchange is not None and exchange.value.name == step.as_comes else None
         comes, later, late = list[PartWork](), list[PartWork](), set[str]()
         for own, region in step.walked[0]:
             reads = {value.name for value in own.part.reads}

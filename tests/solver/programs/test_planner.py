@@ -23,11 +23,12 @@ from solver.programs.lengths import PlansByLength
 from solver.programs.planner import solve
 from solver.programs.polish import WORTH
 from solver.programs.search import Terms
-from solver.schedule.encoders.cost import predict, requests_seconds, setting
+from solver.schedule.encoders.cost import predict, setting
 from solver.schedule.encoders.layer_table import layer_plan
 from solver.schedule.encoders.memory import lacks, needed_bytes, weights_room, work_bytes
 from solver.systems import make_plan, plan_that_fits, plans_for
 from tests.kit.clusters import pis
+from tests.kit.encoders import requests_seconds
 from tests.kit.instances import sharing_cluster, small_model, unlike_cluster
 from tests.kit.plans import like
 from tests.solver.programs.exhaustive import all_layers, over_the_best, sharing_instance

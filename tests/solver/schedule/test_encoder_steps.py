@@ -185,7 +185,7 @@ def test_a_layer_alone_does_what_it_does_among_others(seed):
 
 def bytes_of(spec, plan, rows):
     """Return what every rank sends and receives of a request, by the schedule."""
-    ranks, steps = request_schedule(spec, [plan], rows)
+    ranks, steps = request_schedule(spec, plan, rows)
     found = np.zeros((2, len(plan.devices)))
     for step in steps:
         if isinstance(step, ExchangeStep):

@@ -17,22 +17,22 @@ from solver.model.named import named_model
 from solver.model.spec import ImageInput
 from solver.plan.plan import Wire, uniform_plan
 from solver.programs.planner import solve
-from solver.schedule.encoders.cost import price, request_seconds, requests_seconds, setting
+from solver.schedule.encoders.cost import price, request_seconds, setting
 from solver.schedule.encoders.layer_table import kind_by_rows, layer_kinds, layer_plan, layer_seconds, unit_count
-from solver.schedule.encoders.placing import request_schedule, structure
+from solver.schedule.encoders.placing import request_schedule
 from solver.schedule.encoders.stages import chain
 from solver.schedule.encoders.turn_costs import priced_turns
 from solver.schedule.price import Price
 from tests import sweeps
 from tests.kit.clusters import pis
-from tests.kit.encoders import CUTS, KINDS, plan_of, random_layer, random_plan
+from tests.kit.encoders import CUTS, KINDS, plan_of, random_layer, random_plan, requests_seconds, structure
 from tests.kit.plans import like
 
 BERT = named_model("bert-base", layers=6)
 LARGE = named_model("bert-large", layers=6)
 VIT = named_model("vit-base", layers=6)
 # What may be saved where nobody waits for all: of the planner's plans, whose ranks are busy alike. And what more it may
-# be: who has no rows of its own sends its last summand when all are made.
+# be: a rank without rows of its own sends its last summand when all are made.
 SAVED, LATE = 0.92, 1.05
 
 
@@ -80,7 +80,7 @@ def test_layers_that_are_alike_cost_together_what_every_one_does(norm, seed):
     plan = random_plan(spec, rng, 3)
     s = setting(spec, pis(24.6, 70, 10), 64)
 
-    crew, every = request_schedule(spec, [plan], 64, folded=False)
+    crew, every = request_schedule(spec, plan, 64, folded=False)
     one_by_one = Price(priced_turns(s, crew, every), ())
     together = price(s, plan)
 

@@ -35,7 +35,7 @@ def sent(
         "mlp", Cut.GRID, Partition.of_counts(inner), Partition.of_counts(columns), StreamLayout.ROWS, shares
     )
     plan = uniform_plan(spec, [f"pi-{rank}" for rank in range(len(rows))], (block_by_rows(spec.blocks[0], shares), mlp))
-    _, steps = request_schedule(spec, [plan], sum(rows))
+    _, steps = request_schedule(spec, plan, sum(rows))
     own = [step for step in steps if isinstance(step, ExchangeStep) and step.layers.start == 0 and step.layers.size]
     return {step.name: step.wire_bytes(wire).sum((0, 1, 3)) for step in own}
 
