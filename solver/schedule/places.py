@@ -271,16 +271,23 @@ def places_of(
 
     Those that are left stay, too.
 
-    Where messages may arrive before a computation, their places are taken from then on.
+    Where messages may arrive before a computation, their places are taken from then on; what a rank sends stays where it
+    is as long as it computes with what comes as that comes.
     """
     used: list[list[tuple[str, Box]]] = [[*given]]
     since = 1  # the last exchange
+    leaving: list[tuple[str, Box]] = []  # what the last step sends
     for step, called in every:
         used.append([(called(name), box) for name, box in step.used])
-        if isinstance(step, OwnExchange):
+        if isinstance(step, OwnCompute):
+            used[-1] += leaving if step.as_comes else []
+        elif isinstance(step, OwnExchange):
             if step.ahead:
                 used[since] += [(called(name), box) for item in step.items for name, box in item.places]
             since = len(used)
+            leaving = [(called(name), box) for item in step.items for name, box in item.pieces if name]
+            continue
+        leaving = []
     return Places([*used, [*(given if stays else ()), *left]], pixels)
 
 

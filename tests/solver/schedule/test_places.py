@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from solver.plan.layout import Box
-from solver.schedule.places import OwnExchange, OwnItem, Places, places_of
+from solver.schedule.places import OwnCompute, OwnExchange, OwnItem, Places, places_of
 from tests import sweeps
 
 NOBODY = None  # of a layout that is not asked for
@@ -53,3 +53,12 @@ def test_where_receives_are_posted_ahead_of_a_computation_their_places_are_taken
     steps = [exchange([], sized(x=7)), SimpleNamespace(used=sized(x=7, y=5)), exchange(sized(y=5), sized(z=7))]
 
     assert places_of([(step, str) for step in steps]).sizes == sizes
+
+
+@pytest.mark.parametrize(("comes", "sizes"), [("", [7, 6]), ("x", [7, 6, 6])])
+def test_what_is_computed_as_others_rows_come_does_not_lie_where_own_ones_are_sent_from(comes, sizes):
+    """They may still be on their way, also where the rank itself goes on with a copy of some of them."""
+    sends = OwnExchange((), (OwnItem(NOBODY, NOBODY, (), sized(own=7), sized(x=6)),))
+    computes = OwnCompute((), dict(sized(x=6)), [("y", "y", Box.whole(6))], comes)
+
+    assert places_of([(step, str) for step in (sends, computes)]).sizes == sizes
