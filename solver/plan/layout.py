@@ -58,7 +58,7 @@ class Box:
 
     def lies_together(self, other: Box) -> bool:
         """Return whether its numbers lie side by side in the array of `other`, which contains it."""
-        first = next((axis for axis, span in enumerate(self.spans) if span.size > 1), 0)
+        first = next((axis for axis, span in enumerate(self.spans) if span.size > 1), len(self.spans))
         return self.spans[first + 1 :] == other.spans[first + 1 :]
 
     def minus(self, other: Box) -> list[Box]:

@@ -1,6 +1,6 @@
 """Who sends whom what: every rank gets what it wants and has not, once, whatever the boxes."""
 
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -38,6 +38,14 @@ def test_boxes_without_others_are_what_numbers_without_others_are(seed):
     left = without(disjoint(boxes), others)
 
     assert (covered(left) == (covered(boxes) > 0) * (covered(others) == 0)).all()
+
+
+def test_a_box_lies_side_by_side_where_numpy_says_so():
+    """One number does, wherever it is: a message of one arrives in its place, and what it needs is priced so."""
+    spans = [[Span(*ends) for ends in combinations(range(length + 1), 2)] for length in SHAPE]
+    for box in map(Box, product(*spans)):
+        array = np.zeros(SHAPE)[tuple(span.slice for span in box.spans)]
+        assert box.lies_together(Box.whole(*SHAPE)) == array.flags.c_contiguous, box
 
 
 @pytest.mark.parametrize("seed", seeds(12, 300))
