@@ -148,14 +148,23 @@ def advanced(machine: Machine, now: Moment, parts: Iterable[TurnPart], unrest_s:
 
 def exchanged(machine: Machine, now: Moment, messages: Messages, unrest: Floats | float = 1.0) -> Moment:
     """Return when ranks have what comes, and have handled it; these moments have so much of the devices' jitter."""
-    arrival, sent_at = _arrivals(machine.network, messages, now.computed_at, now.sent_at)
-    done = now.ready + messages.sending
-    moments = np.where(_same(machine.devices), done[..., None, :], np.where(arrival > 0, arrival, -np.inf))
-    if messages.working is not None:
-        done = done + messages.worked
-        moments = np.where(_same(machine.devices), done[..., None, :], moments + messages.working)
+    moments, sent_at = moments_of(machine, now, messages)
     begin = _latest(_late_scale(machine), unrest, moments)
+    done = now.ready + messages.sending + messages.worked
     return Moment(begin + messages.taking, now.computed_at, begin - done, sent_at)
+
+
+def moments_of(machine: Machine, now: Moment, messages: Messages) -> tuple[Floats, Floats]:
+    """Return the moments that every rank waits for in an exchange, [..., p, p], and when its link has sent all.
+
+    Those in which it has what comes from each, -inf where nothing does, and, in place of its own, in which it has done
+    all else.
+    """
+    arrival, sent_at = _arrivals(machine.network, messages, now.computed_at, now.sent_at)
+    done = now.ready + messages.sending + messages.worked
+    begun = arrival if messages.working is None else arrival + messages.working
+    moments = np.where(_same(machine.devices), done[..., None, :], np.where(arrival > 0, begun, -np.inf))
+    return moments, sent_at
 
 
 def computed(machine: Machine, now: Moment, pieces: Floats, unrest: Floats | float = 1.0) -> Moment:

@@ -271,8 +271,8 @@ def places_of(
 
     Those that are left stay, too.
 
-    Where messages may arrive before a computation, their places are taken from then on; what a rank sends stays where it
-    is as long as it computes with what comes as that comes.
+    Where messages may arrive before a computation, their places are taken from then on. What a rank sends stays where
+    it is as long as it computes with what comes, as that comes.
     """
     used: list[list[tuple[str, Box]]] = [[*given]]
     since = 1  # the last exchange

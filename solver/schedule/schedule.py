@@ -17,6 +17,7 @@ from functools import cache, cached_property, partial
 from itertools import groupby
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solver.base.spans import Span
 from solver.model.kinds.part import HIDDEN, NUMBER, ROW, WHOLE, Part, Region, Spans, Value, there, whole
@@ -61,8 +62,8 @@ class PlacedPart:
         of the axis.
     route
         How what it needs comes to ranks.
-    avoids
-        Who does without what it reads of others, [p]: keys and values; none do where it is empty.
+    avoids : [n, p]
+        Who does without what it reads of others: keys and values; None: nobody.
     """
 
     part: Part
@@ -79,7 +80,7 @@ class PlacedPart:
     tiles: Callable[[Spans], Spans] | None = None
     groups: int = 1
     route: Route = Route.DIRECT
-    avoids: tuple[bool, ...] = ()
+    avoids: NDArray[np.bool_] | None = None
 
     def cut(self, spans: Mapping[tuple[int, str], Spans]) -> PlacedPart:
         """Return it with these spans of its stage and axis, if there are any."""
@@ -466,18 +467,34 @@ class _Builder:
         run, made = self._when(name)
         sums = self._sums(want) if name in self.shared and HIDDEN in want else None
         having = self.pieces.pop(name, have)
-        for step in exchanges(self.names.get(name, name), value, having, want, partial=partial, sums=sums):
+        for step in exchanges(self.names.get(name, name), value, having, want, partial=partial, between=sums):
             self.steps.append(replace(step, run=run, layers=made, route=Route.DIRECT if partial else route))
         self.have[name] = (want,) if partial else (*have, want)
         self.partial.discard(name)
         self.shared.discard(name)
         return True
 
-    def _sums(self, want: Region) -> SumRows:
-        """Return how a sum is made; in one step where a single rank wants it, or not all want it alike."""
-        (ranks,) = there(want)[0].nonzero()
-        alike = all((want[axis][:, ranks] == want[axis][0, ranks[0]]).all() for axis in (ROW, HIDDEN))
-        return self.summed(Span(*want[ROW][0, ranks[0]].tolist()), len(ranks)) if alike and len(ranks) > 1 else None
+    def _sums(self, want: Region) -> Region | None:
+        """Return who adds up what of a sum first, where it is made in two steps.
+
+        It is made in one where a single rank wants it, or not all want it alike; under all plans, or under none.
+        """
+        found = {axis: spans.copy() for axis, spans in want.items()}
+        crews, of_plan = np.unique(there(want), axis=0, return_inverse=True)
+        in_two = []
+        for number, crew in enumerate(crews):
+            plans, (ranks,) = np.flatnonzero(of_plan.reshape(-1) == number), crew.nonzero()
+            own = {axis: spans[np.ix_(plans, ranks)] for axis, spans in want.items()}
+            alike = all((own[axis] == own[axis][0, 0]).all() for axis in (ROW, HIDDEN))
+            some = alike and len(ranks) > 1
+            rows = self.summed(Span(*own[ROW][0, 0].tolist()), len(ranks)) if some else None
+            in_two.append(rows is not None)
+            if rows is not None:
+                for axis, spans in added(own, rows).items():
+                    found[axis][np.ix_(plans, ranks)] = spans
+        if any(in_two) != all(in_two):
+            raise ValueError("under some of these plans a sum is made in one step, under others in two")
+        return found if all(in_two) else None
 
     def _when(self, name: str) -> tuple[Span, Span]:
         """Return the layers at hand, and those after which something is done with a value."""
@@ -516,12 +533,11 @@ def _in_layer(higher: Mapping[int, int], moving: Span, later: int, name: str) ->
 
 
 def exchanges(
-    name: str, value: Value, have: tuple[Region, ...], want: Region, *, partial: bool, sums: SumRows = None
+    name: str, value: Value, have: tuple[Region, ...], want: Region, *, partial: bool, between: Region | None = None
 ) -> list[ExchangeStep]:
-    """Return the steps after which every rank has what it wants; of a sum one, or two, as `sums` says."""
-    if sums is None:
+    """Return the steps after which every rank has what it wants; of a sum two where ranks add up parts first."""
+    if between is None:
         return [ExchangeStep(name, value, have, want, partial)]
-    between = _added(want, sums)
     return [ExchangeStep(name, value, have, between, partial), ExchangeStep(name, value, (between,), want)]
 
 
@@ -539,7 +555,7 @@ def _piece(region: Region, piece: int) -> Region:
 
 
 def _in_pieces(
-    live: Sequence[PlacedPart], then: Mapping[str, Region], sums: Callable[[Region], SumRows]
+    live: Sequence[PlacedPart], then: Mapping[str, Region], sums: Callable[[Region], Region | None]
 ) -> dict[str, Region] | None:
     """Return the pieces in which ranks make all that leaves a computation, [pieces, n, p, 2]; None: it is not made so.
 
@@ -569,16 +585,16 @@ def _along(box: Region, axis: str, pieces: Spans) -> Region:
     return {each: pieces if each == axis else spans * some for each, spans in box.items()}
 
 
-def _for_others(placed: PlacedPart, want: Region, sums: Callable[[Region], SumRows]) -> Spans:
+def _for_others(placed: PlacedPart, want: Region, sums: Callable[[Region], Region | None]) -> Spans:
     """Return the rows of summands in the order in which a rank makes them, [pieces, n, p, 2].
 
     They are the tiles of the ranks after it, then of those before it; its own rows are the last, at once.
     """
     takes = there(placed.box)[..., None]
     if _all_want_the_same(want):
-        if (added := sums(want)) is None:  # all of them at once
+        if (between := sums(want)) is None:  # all of them at once
             return np.asarray((want[ROW] * there(want)[..., None]).max(-2, keepdims=True) * takes)[None]
-        want = _added(want, added)
+        want = between
     assert placed.tiles is not None
     own = want[ROW] * there(want)[..., None]
     tiles, ranks = placed.tiles(own), own.shape[-2]
@@ -627,8 +643,11 @@ def walk(
     return runs[::-1], need
 
 
-def _added(want: Region, rows: tuple[Span, ...]) -> Region:
-    """Return who adds up which part of a sum: all who want it these rows of it, or as many columns as each other."""
+def added(want: Region, rows: tuple[Span, ...]) -> Region:
+    """Return who adds up which part of a sum that ranks want alike: these rows each, or as many columns as each other.
+
+    Ranks that want nothing of it add up nothing.
+    """
     found, (ranks,) = {axis: spans.copy() for axis, spans in want.items()}, there(want)[0].nonzero()
     axis, shares = ROW, rows
     if not rows:

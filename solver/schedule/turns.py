@@ -76,18 +76,20 @@ def timed(
 ) -> Iterator[tuple[ClockTurn, Moment, Moment]]:
     """Yield every turn with the clocks before and after it; `unrest_s` is as of `clocks.advanced`.
 
-    What is done several times is done twice, and goes on at the pace of the second time. Where ranks wait for each
-    other in turn that may be off: by 0.4 % of a token of two boards of which one is three times as fast.
+    What is done several times is done three times, of which the last two stand for half of the others each: ranks that
+    wait for each other in turn are faster every second time.
     """
     for repeats, some in groupby(turns, key=lambda turn: turn.repeats):
-        once = list(some)
-        for time, often in enumerate((1, repeats - 1) if repeats > 1 else (1,)):
+        once, done = list(some), 0
+        others = np.zeros(1)  # the seconds of those times for which another stands
+        for often in (1, repeats // 2, (repeats - 1) // 2):
             began = now
-            for turn in once:
+            for turn in once if often else ():
                 before, now = now, advanced(machine, now, turn.parts, unrest_s)
-                yield turn if repeats == 1 else _at(turn, time, often), before, now
-            if often > 1:
-                now = now.later((often - 1) * (now.last - began.last))
+                yield turn if repeats == 1 else _at(turn, done, often), before, now
+            done, others = done + often, others + (often - 1) * (now.last - began.last)
+        if done > 3:
+            now = now.later(others)
 
 
 def _at(turn: ClockTurn, time: int, often: int) -> ClockTurn:

@@ -13,7 +13,7 @@ from solver.plan.layout import moves
 from solver.plan.plan import Wire
 from solver.schedule.places import Places, by_sockets
 from solver.schedule.regions import some_have
-from solver.schedule.schedule import exchanges
+from solver.schedule.schedule import added, exchanges
 from solver.schedule.stretches import rows_to_add
 from tests import sweeps
 from tests.kit.sized import sized
@@ -27,8 +27,8 @@ def summing(world, direct, stage, senders, rows, width, wire=EXACT, *, two_steps
     value = Residual(width).value("s", rows)
     have, want = (some_have(value, own, world.size) for own in (senders, stage))
     two = two_steps and len(stage) > 1
-    sums = rows_to_add(Span(0, rows), value.shape[1], len(stage)) if two else None
-    steps = exchanges("sum", value, (have,), want, partial=True, sums=sums)
+    between = added(want, rows_to_add(Span(0, rows), value.shape[1], len(stage))) if two else None
+    steps = exchanges("sum", value, (have,), want, partial=True, between=between)
     sides = [[("+" if step.partial else "s", "s"), step.layouts()] for step in steps]
     used = [
         [(name, box) for name, layout in zip(names, layouts, strict=True) for box in layout.boxes[world.rank]]

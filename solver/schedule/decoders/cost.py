@@ -48,7 +48,7 @@ from solver.schedule.decoders.steps import (
 from solver.schedule.exchange import of_matrix
 from solver.schedule.price import Price, PricedStep
 from solver.schedule.regions import lengths, some_have
-from solver.schedule.schedule import ComputeStep, ExchangeStep, exchanges
+from solver.schedule.schedule import ComputeStep, ExchangeStep, added, exchanges
 from solver.schedule.stretches import PassRows, rows_to_add
 from solver.schedule.timing import UNREST_S, Machine, cpu_seconds
 from solver.schedule.turns import ClockTurn, Costs, Moved, priced, together_s, turns_of
@@ -194,8 +194,8 @@ def _summed(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], row
         value = s.model.stream.value("sum", rows)
         have, want = (some_have(value, own, s.devices) for own in (senders, ranks))
         two = two and len(ranks) > 1
-        sums = rows_to_add(Span(0, rows), value.shape[1], len(ranks)) if two else None
-        steps = exchanges(SUM, value, (have,), want, partial=True, sums=sums)
+        between = added(want, rows_to_add(Span(0, rows), value.shape[1], len(ranks))) if two else None
+        steps = exchanges(SUM, value, (have,), want, partial=True, between=between)
         s.kept[key] = _one_after_the_other(s, [moved(s, step) for step in steps])
     found: SumTimes = s.kept[key]
     return found

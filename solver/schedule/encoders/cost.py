@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from solver.base.errors import HeptiError
+from solver.base.spans import Span
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.spec import ModelSpec
@@ -27,9 +28,12 @@ from solver.schedule.encoders.placing import (
     request_schedule,
 )
 from solver.schedule.encoders.setting import Setting
-from solver.schedule.encoders.turn_costs import priced_turns, seconds_of_turns
+from solver.schedule.encoders.turn_costs import priced_turns, seconds_of_turns, turns_of_some
 from solver.schedule.price import Price
+from solver.schedule.schedule import AnyStep
+from solver.schedule.stretches import shared_alike
 from solver.schedule.timing import Machine
+from solver.schedule.turns import ClockTurn
 
 
 def setting(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32, tile_rows: int = 0) -> Setting:
@@ -65,20 +69,35 @@ def request_seconds(s: Setting, plan: Plan) -> float:
     return float(seconds_of_turns(replace(s, wire=plan.wire), *request_schedule(s.spec, plan, s.rows)))
 
 
-def alike_seconds(s: Setting, plan: Plan, cuts: Callable[[Sequence[int]], Sequence[LayerCuts]]) -> Floats:
-    """Return the seconds of a request by plans like one but for the sizes of shares, [n]: all are priced at once.
+Cuts = Callable[[Sequence[int]], Sequence[LayerCuts]]  # how some ranks cut each run of layers, of n plans
 
-    Each device has some of an axis under all of them, or under none.
+
+def alike_seconds(s: Setting, plan: Plan, cuts: Cuts, crew: Sequence[int] | None = None) -> Floats:
+    """Return the seconds of a request by plans like one but for shares, [n]: all are priced at once.
+
+    Any devices may have some of an axis, but several: of what one has alone there would be no exchange. Where norms
+    are on full, two take part under all of the plans, or more under all.
 
     Parameters
     ----------
-    cuts
-        Returns how some ranks, of these plans' devices, cut each run of layers.
+    crew
+        The ranks that have some under any; None: those of the plan.
     """
-    crew = request_crew(plan)
+    crew = request_crew(plan) if crew is None else crew
+    return np.atleast_1d(seconds_of_turns(replace(s, wire=plan.wire), crew, _alike_steps(s, plan, cuts, crew)))
+
+
+def alike_turns(s: Setting, plan: Plan, cuts: Cuts, crew: Sequence[int]) -> tuple[Machine, list[ClockTurn]]:
+    """Return the turns of a request by these plans, and the machine whose clocks they pass; arguments as above."""
+    return turns_of_some(replace(s, wire=plan.wire), crew, _alike_steps(s, plan, cuts, crew))
+
+
+def _alike_steps(s: Setting, plan: Plan, cuts: Cuts, crew: Sequence[int]) -> list[AnyStep]:
     rows = batch_rows(plan.stages[0], crew, [s.rows], plan.tile_rows)
-    steps = cut_schedule(s.spec, plan, crew, rows, cuts(crew))
-    return np.atleast_1d(seconds_of_turns(replace(s, wire=plan.wire), crew, steps))
+    if rows.sums:
+        sums = {ranks: shared_alike(Span(0, s.rows), ranks) for ranks in range(3, len(crew) + 1)}
+        rows = replace(rows, sums=sums)
+    return cut_schedule(s.spec, plan, crew, rows, cuts(crew))
 
 
 def check_in_one(plan: Plan) -> None:

@@ -382,16 +382,19 @@ def layer_plan(setting: Setting, kind: LayerKind, units: Units) -> LayerPlan:
 
 
 def layer_cuts(setting: Setting, layer: LayerPlan, units: Units, crew: Sequence[int]) -> LayerCuts:
-    """Return how ranks of a crew cut a layer by shares, [n, p], of the structure of its plan."""
+    """Return how ranks of a crew cut a layer by shares, [n, p], whose cuts are those of its plan."""
     spans = {axis: _spans(counts * unit_size(setting, axis))[:, crew] for axis, counts in units.items()}
 
     def cut(block: Block, plan: BlockPlan) -> CutBlock:
         rows = spans[Axis.ROWS] if plan.norm is StreamLayout.ROWS else None
+        if plan.keys is not None:
+            own = units[Axis.ROWS]
+            return CutBlock(plan, rows, avoids=avoiding(setting, block, own, (own > 0).sum(-1, keepdims=True))[:, crew])
         if block.inner is None or plan.inner is None:
-            return CutBlock(plan.only(crew), rows)
-        return CutBlock(plan.only(crew), rows, spans[block.inner.axis], spans.get(block.inner.output))
+            return CutBlock(plan, rows)
+        return CutBlock(plan, rows, spans[block.inner.axis], spans.get(block.inner.output))
 
-    return tuple(cut(block, plan) for block, plan in zip(setting.spec.blocks, layer, strict=True))
+    return tuple(cut(block, plan.only(crew)) for block, plan in zip(setting.spec.blocks, layer, strict=True))
 
 
 def _spans(counts: Integers) -> Spans:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +25,7 @@ from solver.model.sublayers import HALVES
 from solver.plan.holdings import alike
 from solver.plan.plan import BlockPlan, Keys, Plan, Stage, StreamLayout
 from solver.plan.routes import Route
+from solver.schedule.exchange import Mask
 from solver.schedule.regions import some_have, taking
 from solver.schedule.schedule import WITH_READER, AnyStep, ComputeStep, ExchangeStep, PlacedPart, schedule
 from solver.schedule.stretches import BatchRows, shared_alike
@@ -87,23 +89,29 @@ class CutBlock:
         The first one's, of the ranks only.
     rows, inner, columns : [n, p, 2]
         As of `BlockPlan`, in units of the axis.
+    avoids : [n, p]
+        Who computes contexts without keys and values, where the input is gathered.
     """
 
     plan: BlockPlan
     rows: Spans | None = None
     inner: Spans | None = None
     columns: Spans | None = None
+    avoids: Mask | None = None
 
     @classmethod
     def of(cls, plan: BlockPlan, rows: BatchRows) -> CutBlock:
         """Return it as one plan says."""
         own = None if plan.rows is None else rows.shares[plan.rows]
-        return cls(plan, *(some if some is None else _spans(some) for some in (own, plan.inner, plan.columns)))
+        shares, inner, columns = (None if some is None else _spans(some) for some in (own, plan.inner, plan.columns))
+        avoids = None if plan.keys is None else np.array([[way is Keys.AVOIDED for way in plan.keys]])
+        return cls(plan, shares, inner, columns, avoids)
 
     @property
-    def plans(self) -> int:
-        """How many plans there are, n."""
-        return max((len(own) for own in (self.rows, self.inner, self.columns) if own is not None), default=1)
+    def shares(self) -> list[Spans]:
+        """What ranks have of every axis, [n, p, 2] each; of a grid not the stream's columns, which are of its lines."""
+        columns = None if self.plan.cut is Cut.GRID else self.columns
+        return [own for own in (self.rows, self.inner, columns) if own is not None]
 
 
 LayerCuts = tuple[CutBlock, ...]  # of every block of a layer
@@ -230,7 +238,7 @@ def cuts_of(stage: Stage, crew: Sequence[int], rows: BatchRows) -> list[LayerCut
     return [tuple(CutBlock.of(plan.only(crew), rows) for plan in layer) for _, layer in stage.layers]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class _Placing:
     """Places parts as the plans of blocks say; arguments as of `stage_parts`."""
 
@@ -239,12 +247,15 @@ class _Placing:
     rows: BatchRows
     cuts: Sequence[LayerCuts]
 
-    @property
+    @cached_property
     def active(self) -> Spans:
-        """1 for ranks that take part, else 0, [n, p, 1]."""
-        has, plans = self.stage.active, max(cut.plans for layer in self.cuts for cut in layer)
-        own = taking([rank for rank, device in enumerate(self.crew) if device in has], len(self.crew))
-        return np.repeat(own, plans, 0)
+        """1 for ranks that take part, else 0, [n, p, 1]: those of the stage; of several plans who has any share."""
+        shares = {id(own): own for layer in self.cuts for cut in layer for own in cut.shares}
+        if all(len(own) == 1 for own in shares.values()):
+            own = [rank for rank, device in enumerate(self.crew) if device in self.stage.active]
+            return taking(own, len(self.crew))
+        some: Mask = np.logical_or.reduce([own[..., 1:] > own[..., :1] for own in shares.values()])
+        return some.astype(np.int64)
 
     def of(self, layer: int) -> LayerCuts:
         """Return how a layer is cut."""
@@ -293,7 +304,7 @@ class _Placing:
             else:
                 found.append(PlacedPart(norm, WITH_READER))
         if own.cut is Cut.ROWS:
-            found += self._by_rows(body, own, after.spans)
+            found += self._by_rows(body, cut, after.spans)
         elif own.cut in (Cut.WHOLE, Cut.SUB_BLOCKS):
             found += [PlacedPart(part, WITH_READER) for part in body]
         else:
@@ -305,17 +316,17 @@ class _Placing:
         tiled = None if axis == WHOLE else self.rows.tiled
         return PlacedPart(part, axis, spans, widens=axis != WHOLE, **{"tiles": tiled, **how})
 
-    def _by_rows(self, body: Sequence[Part], plan: BlockPlan, rows: Spans) -> Iterator[PlacedPart]:
+    def _by_rows(self, body: Sequence[Part], cut: CutBlock, rows: Spans) -> Iterator[PlacedPart]:
         """Yield the parts of a block that is cut by rows, but for its join.
 
         What is read of other rows is made by who has these, and what reads it is computed as it comes; where the input
         is gathered, everyone makes it of all rows.
         """
+        plan, avoids = cut.plan, cut.avoids
         reach = {name for part in body for name, axis in part.reach if axis == ROW}
-        avoids = () if plan.keys is None else tuple(way is Keys.AVOIDED for way in plan.keys)
         for part in body:
             if part.writes.name in reach:
-                yield self._cut(part, ROW, rows) if not avoids else PlacedPart(part, WITH_READER, avoids=avoids)
+                yield self._cut(part, ROW, rows) if avoids is None else PlacedPart(part, WITH_READER, avoids=avoids)
             elif any(value.name in reach for value in part.reads):
                 how: dict[str, Any] = {"tiles": None, "as_comes": True, "route": plan.route, "avoids": avoids}
                 yield self._cut(part, ROW, rows, **how)

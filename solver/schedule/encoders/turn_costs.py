@@ -33,10 +33,10 @@ from solver.schedule.exchange import Exchange, gather
 from solver.schedule.price import PricedStep
 from solver.schedule.regions import Lengths, lengths, overlaps
 from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep, PlacedPart
-from solver.schedule.timing import CODING, Times, cpu_seconds
+from solver.schedule.timing import CODING, Machine, Times, cpu_seconds
 from solver.schedule.turns import ClockTurn, priced, together_s
 
-PACE = 3  # layers in which ranks that wait for each other come to it
+PACE = 2  # layers in which ranks that wait for each other come to it
 # What parts compute, in words, by their roles, where those do not say it; of what no table tells nothing.
 WORDS: Mapping[str, tuple[str, ...]] = {
     FULL_KEYS: ("K, V",), "queries": ("Q",), FULL_CONTEXTS: ("attention",), "up": ("up", "activation"), NORM: (),
@@ -93,6 +93,12 @@ class PartWork:
         return found if found > 1 else 0
 
     @property
+    def avoids(self) -> NDArray[np.bool_] | None:
+        """Who does without what it reads, as an array like these."""
+        found = self.own.avoids
+        return found if found is None or self.rows.ndim < 3 else found[:, None]
+
+    @property
     def times(self) -> Floats | float:
         """How many of them are computed."""
         return self.units[HIDDEN] * self.part.stream.unit / self.part.stream.hidden if self.copies else 1.0
@@ -109,12 +115,18 @@ def _activate(bank: Bank, own: PartWork) -> Floats:
 def _attend(bank: Bank, own: PartWork) -> Floats:
     rows, heads = own.rows * (own.shared > 0), own.shared
     found = bank.attend(rows, own.keys, heads, own.part.writes.shape[-1])
-    if not own.own.avoids:
+    if (avoids := own.avoids) is None:
         return found
-    # A head's queries are as wide as the stream, and meet all rows of it twice.
-    H = own.part.stream.hidden
-    without = 2 * bank.seconds(Kernel.PROJECT, heads * rows, H * own.keys) + bank.attend(rows, own.keys, heads, 0)
-    return np.asarray(np.where(own.own.avoids, without + 2 * bank.seconds(Kernel.CONTRACT, rows, H * H), found))
+    return np.asarray(np.where(avoids, without_keys(bank, rows, own.keys, heads, own.part.stream.hidden), found))
+
+
+def without_keys(bank: Bank, rows: Any, keys: Any, heads: Any, hidden: int) -> Floats:
+    """Return the seconds from Q to the contexts of own rows without K and V, [..., p].
+
+    A head's queries are as wide as the stream, and meet all rows of it twice.
+    """
+    found = 2 * bank.seconds(Kernel.PROJECT, heads * rows, hidden * keys) + bank.attend(rows, keys, heads, 0)
+    return np.asarray(found + 2 * bank.seconds(Kernel.CONTRACT, rows, hidden * hidden))
 
 
 # What parts call beside products, by their roles.
@@ -134,8 +146,8 @@ def seconds_of(bank: Bank, works: Sequence[PartWork]) -> Floats:
             kernel, weights = product
             key = kernel, own.part.reads[0].name, own.rows.tobytes()
             rows, before, times = products.get(key, (own.rows, 0.0, own.times))
-            if own.own.avoids:
-                weights = weights * ~np.array(own.own.avoids)
+            if (avoids := own.avoids) is not None:
+                weights = weights * ~avoids
             products[key] = [rows, before + weights, times]
     for (kernel, _, _), (rows, weights, times) in products.items():
         found = found + times * bank.seconds(kernel, rows * (weights > 0), weights)
@@ -176,6 +188,12 @@ def _one_by_one_first(turns: Iterable[ClockTurn]) -> Iterator[ClockTurn]:
                 start = turn.layers.start + first
                 layers = Span(start, start + often) if turn.layers.size and repeats > 1 else turn.layers
                 yield replace(turn, layers=layers, repeats=often)
+
+
+def turns_of_some(s: Setting, crew: Sequence[int], steps: Sequence[AnyStep]) -> tuple[Machine, list[ClockTurn]]:
+    """Return the turns of some ranks, and these as a machine: arguments as of `priced_turns`."""
+    own = s.only(np.array(crew))
+    return own.machine, list(_Costs(own, s.wire).turns(steps))
 
 
 class _Before:
