@@ -1,1 +1,1 @@
-"""The mathematics: the convex and the integer program, and the search between them."""
+"""The mathematics: the programs of shares and of the mix, and the search before and after them."""

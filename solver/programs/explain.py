@@ -1,4 +1,4 @@
-"""How a plan was found: every kind of layer with its best and its bound, and what a share would cost who has none."""
+"""How a plan was found: every kind of layer with its best shares, and what a share would cost who has none."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.programs.candidates import finished, first_drafts, kinds_to_try
+from solver.programs.layers import plan_of, runs_seconds
 from solver.programs.planner import Solution, relaxed
-from solver.programs.search import finish, neighbours
-from solver.schedule.encoders.layer_table import layer_table, taking
-
-NOTHING = 1e-6  # of a unit: what a fractional share is off by
+from solver.programs.polish import moved
+from solver.programs.search import Configuration, finish
+from solver.schedule.encoders.cost import request_seconds
+from solver.schedule.encoders.layer_table import layer_weights, taking
 
 
 @dataclass(frozen=True, slots=True)
 class KindTried:
     """A kind of layer, in seconds of a request all of whose layers are of it, with what its bytes are charged with.
 
+    By the clocks of ranks.
+
     Parameters
     ----------
     kind, ranks
         Its cuts, and who takes part.
     start_s, best_s
-        With the shares of least makespan, infinite where they do not fit, and after moves.
-    bound_s
-        Of any shares, fractional ones too, for these cuts and devices: the convex program.
+        With the shares of least makespan, infinite where they do not fit, and with the best that were found.
+    fractions_s
+        With what the program of shares finds around these, in fractions of units; of one device as they are.
     cpu_s
         CPU time of the search and of the program.
     """
@@ -36,7 +39,7 @@ class KindTried:
     ranks: tuple[int, ...]
     start_s: float
     best_s: float
-    bound_s: float
+    fractions_s: float
     cpu_s: float
 
 
@@ -46,6 +49,11 @@ def kinds_tried(solution: Solution, advance: Callable[[int], None] = lambda _: N
     `advance` is called with 1 after each.
     """
     s, terms = solution.setting, solution.terms
+
+    def cost(layer: Configuration) -> float:
+        seconds = request_seconds(s, plan_of(s, [(layer, s.spec.layers)]))
+        return seconds + s.spec.layers * float(terms.charge(layer.held_bytes))
+
     for kind in kinds_to_try(s):
         started = time.process_time()
         drafts = first_drafts(s, [kind], terms)
@@ -53,19 +61,13 @@ def kinds_tried(solution: Solution, advance: Callable[[int], None] = lambda _: N
         advance(1)
         if not layers:
             continue
-        layer, starts = min(layers, key=terms.cost), [finish(draft, terms, s.devices) for draft in drafts]
-        bound = relaxed(s, layer, terms)
-        some = {axis: np.where(shares > NOTHING, shares, 0.0) for axis, shares in bound.units.items()}
-        bound_s = bound.seconds + terms.charge(layer_table(s, kind).held_bytes(some))
-        start_s = min((terms.cost(start) for start in starts if start is not None), default=np.inf)
-        yield KindTried(
-            str(kind),
-            layer.crew,
-            s.spec.layers * start_s,
-            s.spec.layers * terms.cost(layer),
-            s.spec.layers * float(bound_s),
-            time.process_time() - started,
-        )
+        starts = [layer for draft in drafts if (layer := finish(draft, terms, s.devices)) is not None]
+        start_s = min(map(cost, starts), default=np.inf)
+        best = min((*layers, *starts), key=cost)
+        best_s = fractions_s = cost(best)
+        if len(best.crew) > 1 and (found := relaxed(s, best, terms)) is not None:
+            fractions_s = min(best_s, found.cost)
+        yield KindTried(str(kind), best.crew, start_s, best_s, fractions_s, time.process_time() - started)
 
 
 def least_shares(solution: Solution) -> dict[int, float]:
@@ -74,10 +76,12 @@ def least_shares(solution: Solution) -> dict[int, float]:
     Of all layers that one move makes of the best one; ranks that none of these gives a share are left out.
     """
     s, terms, best = solution.setting, solution.terms, solution.best
-    near = neighbours(s, best, terms)
-    added: dict[int, float] = {}
-    for rank in np.flatnonzero(~taking(best.units)).tolist():
-        costs = [terms.cost(layer) for layer in near if taking(layer.units)[rank]]
-        if costs:
-            added[rank] = s.spec.layers * (min(costs) - terms.cost(best))
-    return added
+    units = moved(best.units)
+    held = layer_weights(s, best.kind).held_bytes(units)
+    costs = runs_seconds(s, [(best, s.spec.layers)], 0, units) + s.spec.layers * terms.charge(held)
+    some = taking(units)
+    return {
+        rank: float(costs[some[:, rank]].min() - costs[0])
+        for rank in np.flatnonzero(~taking(best.units)).tolist()
+        if some[:, rank].any()
+    }

@@ -1,11 +1,12 @@
-"""The planner: candidate layers, the integer program's mix of them, the plan, and the convex program's bound.
+"""The planner: candidate layers, the program of shares, the integer program's mix of layers, and the plan.
 
 What a layer costs is its part of a whole request, with what stands before the first layer and behind the last. For
-plenty of memory the best layer is the plan, in every layer, with the tiles and routes that are best for it. Where it
-does not fit, the integer program's prices of memory ask for layers that need less of what is scarce, until none is
-worth its price (column generation: Gilmore and Gomory, "A Linear Programming Approach to the Cutting-Stock Problem",
-Operations Research 9, 1961); then it chooses whole numbers of layers. So rows turn into mixtures and these into cuts
-that share the weights out, as memory shrinks.
+plenty of memory one layer is the plan, in every layer: of the kinds that tables count nearly as fast as the fastest,
+programs decide the shares by the clocks of ranks, and the best are polished; with the tiles and routes that are best.
+Where the fastest layer does not fit, the integer program's prices of memory ask for layers that need less of what is
+scarce, until none is worth its price (column generation: Gilmore and Gomory, "A Linear Programming Approach to the
+Cutting-Stock Problem", Operations Research 9, 1961); then it chooses whole numbers of layers. So rows turn into
+mixtures and these into cuts that share the weights out, as memory shrinks.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from functools import cached_property
+from operator import itemgetter
 
 import numpy as np
 
 from solver.base.errors import InfeasiblePlanError
-from solver.base.spans import Span
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis, Cut
 from solver.model.spec import ModelSpec
-from solver.plan.plan import Plan, Stage, StreamLayout, Wire
+from solver.plan.plan import Plan, StreamLayout, Wire
 from solver.plan.routes import Route
 from solver.programs import integer
 from solver.programs.candidates import again, alone, candidates, finished, nearby, one_of_each_kind
-from solver.programs.polish import Runs, polished
+from solver.programs.layers import Runs, plan_of, program_of, whole_shares
+from solver.programs.polish import polished, with_other_crew
 from solver.programs.search import (
     JOINING,
     MANY,
@@ -40,26 +41,19 @@ from solver.programs.search import (
     redraft,
     undominated,
 )
+from solver.programs.shares import Shares
 from solver.programs.tiles_and_routes import TILE_ROWS, best_sent
-from solver.schedule.encoders.cost import alike_seconds, price, request_seconds, setting
+from solver.schedule.encoders.cost import price, request_seconds, setting
 from solver.schedule.encoders.layer_table import (
-    Units,
     kind_by_rows,
-    layer_cuts,
     layer_kinds,
-    layer_plan,
     layer_seconds,
-    layer_table,
-    over_all,
+    layer_weights,
     taking,
-    with_root,
+    unit_count,
 )
 from solver.schedule.encoders.memory import SLIP_BYTES, does_not_fit, packing, weights_room
-from solver.schedule.encoders.placing import LayerCuts
 from solver.schedule.encoders.setting import Setting
-
-if TYPE_CHECKING:
-    from solver.programs.convex import Relaxed
 
 ROUNDS = 12  # of column generation
 WORTH = 1e-4  # of a layer's seconds: what a further configuration has to save at the current prices
@@ -68,13 +62,18 @@ GAP_SHORT = 1e-2  # of what is missing; to the last MiB takes seconds
 SENT = 2  # of the best layers: they get the tiles and routes that are best for them
 GROUPS = (2, 4)  # of heads, whose contexts are on their way beside the next ones
 KEPT = 4  # configurations of other kinds than those of the plan, for a later solve
-# How much slower than the fastest a kind may be by tables that clocks are asked for, and of how many others: of 333
-# plans by all systems clocks say 0.987 of it in the mean.
-NEAR, OTHERS = 1.05, 3
-POLISHED = 2  # kinds
+# How much slower than the fastest a kind may be by tables that programs are solved for, and of how many others: what
+# clocks say of a plan is 0.845 to 1.005 of it.
+NEAR, OTHERS = 1.15, 5
+PROGRAMS, POLISHED = 5, 2  # kinds
+TURNS = 3  # of a program, which begins anew with what it has found
+GAINED = 1e-4  # of the seconds: less is not begun anew for
+FEW_UNITS = 32  # of an axis, that a program keeps whole: a rounded one of more is hardly worse
+
+TimedWay = tuple[float, Setting, Runs]  # seconds of a request, how it is sent, layers
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Solution:
     """A plan and how it was found.
 
@@ -89,12 +88,9 @@ class Solution:
     prices : [p]
         Seconds that a byte more saves on every device, of float32 weights; zero where memory does not limit.
     best, setting, terms
-        The layer that is best at these prices, and what its convex program is for.
-    steps_s
-        Seconds of the plan's layers as tables count them, in steps that all devices end together.
-    mix_s, mix_bound_s
-        Seconds of the integer program's mix, so counted, without what was made of it, and those of the relaxed mix
-        where memory is scarce, else 0.
+        The layer that is best at these prices, and what its program of shares is for.
+    mix_bound_s
+        Seconds of the relaxed mix where memory is scarce, by tables, else 0.
     """
 
     plan: Plan
@@ -105,29 +101,26 @@ class Solution:
     best: Configuration
     setting: Setting
     terms: Terms
-    steps_s: float
-    mix_s: float
     mix_bound_s: float
 
+    @cached_property
+    def relaxed(self) -> Shares:
+        """What the program of shares finds around the best layer, of a request of its like, in fractions of units."""
+        found = relaxed(self.setting, self.best, self.terms)
+        assert found is not None, "the layer itself fulfils it"
+        return found
+
     @property
-    def relaxed(self) -> Relaxed:
-        """The convex program for the cuts and devices of the best layer, of all ranks; solved when first asked for."""
-        return relaxed(self.setting, self.best, self.terms)
+    def gap(self) -> float:
+        """What it costs that units are whole, relative; where memory is scarce, that layers are, as tables count."""
+        if self.mix_bound_s:
+            return max(0.0, 1 - self.mix_bound_s / math.fsum(often * layer.seconds for layer, often in self.runs))
+        return max(0.0, 1 - self.relaxed.seconds / self.plan.predicted_s)
 
     @property
     def crew(self) -> tuple[int, ...]:
         """Ranks of the devices of the best layer."""
         return self.best.crew
-
-    @property
-    def gap(self) -> float:
-        """By how much the plan may be from the bound, relative: both as tables count."""
-        return max(0.0, 1 - self.bound_s / self.steps_s)
-
-    @property
-    def bound_s(self) -> float:
-        """Seconds of the relaxed mix where memory is scarce, else of fractional shares for its cuts and devices."""
-        return self.mix_bound_s or self.relaxed.seconds * self.setting.spec.layers
 
 
 def solve(
@@ -141,7 +134,7 @@ def solve(
         What is planned.
     before
         The solution for the same model and devices before a measurement changed: a solve begins with its layers, and
-        is several times as fast. Its gap is against what it began with.
+        is several times as fast.
     wire
         The number format of exchanges.
 
@@ -162,7 +155,7 @@ def solve(
     # to have it.
     room[1:] = np.maximum(room[1:], 0.0)
     out = np.arange(s.devices) * lacking > SLIP_BYTES
-    prices, mix_bound_s = np.zeros(s.devices), 0.0
+    prices, mix_bound_s, first = np.zeros(s.devices), 0.0, s
     if before is None:
         found = candidates(s, Terms(prices, np.full(s.devices, np.inf)))
         fastest = min(found, key=lambda layer: layer.seconds)
@@ -197,7 +190,8 @@ def solve(
     fresh = before is None and s.devices <= JOINING
     ways = [*([_sent(s, runs)] if fresh else []), (s, runs)]
     if not mix_bound_s:
-        ways += [(s, some) for some in _of_other_kinds(s, every, room, runs)]
+        near = [(first, some) for some in _of_other_kinds(first, searched, room, runs)]
+        ways += near if before is None else near[:1]
         ways += _by_itself(s, every, room) if fresh else ()
     elif before is None:
         # What layers cost among unlike ones may be more than among their like.
@@ -206,20 +200,20 @@ def solve(
             runs = _runs(by_rows, mix_by_rows)
             ways += [_sent(s, runs), (s, runs)]
         ways += _uniform(s, searched, room)
-    s, runs = _polished(cluster, ways, room, POLISHED if before is None else 1)
+    s, runs = _bettered(ways, room, anew=before is None)
     if fresh and not mix_bound_s:
-        s, runs = _fastest_way(cluster, [(replace(s, tile_rows=tile_rows), runs) for tile_rows in TILE_ROWS])
+        ways = [(replace(s, tile_rows=tile_rows), runs) for tile_rows in TILE_ROWS]
+        s, runs = _fastest_way([*ways, *((s, some) for some in _in_groups(runs))])
     runs = [(replace(one, seconds=float(layer_seconds(s, one.kind, one.units))), often) for one, often in runs]
     best = best if mix_bound_s else runs[0][0]
-    plan = _plan(s, cluster, runs)
+    plan = plan_of(s, runs, cluster)
     plan = replace(plan, predicted=price(s, plan).prediction)
     used = [layer for layer, _ in runs]
     others = sorted(every, key=lambda layer: layer.seconds)
     unlike = [layer for layer in one_of_each_kind(used + others) if layer not in used]
     kinds = one_of_each_kind(sorted((*every, *searched), key=lambda layer: layer.seconds))
     layers = (*used, *unlike[:KEPT])
-    steps_s = math.fsum(often * layer.seconds for layer, often in runs)
-    return Solution(plan, tuple(runs), layers, tuple(kinds), prices, best, s, terms, steps_s, mix.seconds, mix_bound_s)
+    return Solution(plan, tuple(runs), layers, tuple(kinds), prices, best, s, terms, mix_bound_s)
 
 
 def _undominated(layers: Sequence[Configuration]) -> list[Configuration]:
@@ -240,51 +234,68 @@ def _runs(found: Sequence[Configuration], mix: integer.Mix) -> Runs:
 
 def best_plan_of(s: Setting, cluster: Cluster, runs: Runs) -> Plan:
     """Return the plan of some runs; also with other tiles and routes, if devices are few."""
-    best, some = _fastest_way(cluster, [*([_sent(s, runs)] if s.devices <= JOINING else []), (s, runs)])
-    plan = _plan(best, cluster, some)
+    best, some = _fastest_way([*([_sent(s, runs)] if s.devices <= JOINING else []), (s, runs)])
+    plan = plan_of(best, some, cluster)
     return replace(plan, predicted=price(best, plan).prediction)
 
 
-def _polished(cluster: Cluster, ways: Sequence[tuple[Setting, Runs]], room: Floats, most: int) -> tuple[Setting, Runs]:
-    """Return the best of so many ways of unlike kinds, the fastest first, after a polish."""
-    unlike = dict[object, tuple[Setting, Runs]]()
-    for _, s, runs in sorted(_timed(cluster, ways), key=lambda way: way[0]):
-        unlike.setdefault(tuple(layer.kind.cuts for layer, _ in runs), (s, runs))
-    some = list(unlike.values())[:most]
-    better = [(s, polished(s, runs, partial(_alike_seconds, s, cluster), room)) for s, runs in some]
-    # What is gathered is projected as shares say, and a polish does not ask that.
-    return _fastest_way(cluster, [*better, *(way for way in some[:1] if way[1] is not better[0][1])])
+def _bettered(ways: Sequence[tuple[Setting, Runs]], room: Floats, *, anew: bool) -> tuple[Setting, Runs]:
+    """Return the best of ways of unlike kinds: programs better equal layers, then the best are polished."""
+    unlike = dict[object, TimedWay]()
+    for way in sorted(_timed(ways), key=itemgetter(0)):
+        unlike.setdefault(tuple(layer.kind.cuts for layer, _ in way[2]), way)
+    found, limit_s = list[TimedWay](), min(unlike.values(), key=itemgetter(0))[0]
+    for way in [*unlike.values()][: PROGRAMS if anew else 1]:
+        found.append(_by_program(way, room, limit_s, anew=anew))
+        limit_s = min(limit_s, found[-1][0])
+    best = sorted(found, key=itemgetter(0))[: POLISHED if anew else 1]
+    return _fastest_way([(s, polished(s, runs, room)) for _, s, runs in best])
 
 
-def _fastest_way(cluster: Cluster, ways: Sequence[tuple[Setting, Runs]]) -> tuple[Setting, Runs]:
+def _by_program(way: TimedWay, room: Floats, limit_s: float, *, anew: bool) -> TimedWay:
+    """Return equal layers with the shares that the program finds for their devices; of many devices those given.
+
+    Where even fractions of units take longer than the limit, whole ones are not looked for. Anew, who takes part may
+    change, and few units stay whole in the program; else they are rounded.
+    """
+    seconds, s, runs = way
+    (layer, often), *others = runs
+    if others or len(layer.crew) == 1 or s.devices > MANY:
+        return way
+    terms = Terms(np.zeros(s.devices), np.maximum(room, 0.0) / often)
+    few = [number for number, axis in enumerate(layer.units) if anew and unit_count(s, axis) <= FEW_UNITS]
+    other = with_other_crew(s, layer, often, terms.caps) if anew else layer
+    if len(other.crew) == 1:  # whatever the kind, it computes the same: by rows it may send them in tiles
+        (rank,) = other.crew
+        alone = {Axis.ROWS: s.rows * np.eye(s.devices, dtype=np.int64)[rank]}
+        other = replace(other, kind=kind_by_rows(s.spec.blocks), units=alone)
+    if other is not layer:
+        layer, seconds = other, request_seconds(s, plan_of(s, [(other, often)]))
+    for _ in range(TURNS if len(layer.crew) > 1 else 0):
+        program, crew = program_of(s, layer, terms)
+        fractions = program.solve()
+        if fractions is None or fractions.seconds > limit_s:
+            break
+        units = whole_shares(s, layer, (program.solve(few) if few else None) or fractions, crew)
+        other = replace(layer, units=units, held_bytes=layer_weights(s, layer.kind).held_bytes(units))
+        now = request_seconds(s, plan_of(s, [(other, often)]))
+        if now > (1 - GAINED) * seconds or (other.held_bytes > terms.caps).any():
+            break
+        layer, seconds = other, now
+    return seconds, s, [(layer, often)]
+
+
+def _fastest_way(ways: Sequence[tuple[Setting, Runs]]) -> tuple[Setting, Runs]:
     """Return the layers that make the fastest plan by the clocks of ranks, with their setting."""
     if len(ways) == 1:
         return ways[0]
-    _, s, runs = min(_timed(cluster, ways), key=lambda way: way[0])
+    _, s, runs = min(_timed(ways), key=itemgetter(0))
     return s, runs
 
 
-def _timed(cluster: Cluster, ways: Iterable[tuple[Setting, Runs]]) -> Iterator[tuple[float, Setting, Runs]]:
+def _timed(ways: Iterable[tuple[Setting, Runs]]) -> Iterator[TimedWay]:
     """Yield ways with their seconds by the clocks of ranks."""
-    return ((request_seconds(s, _plan(s, cluster, runs)), s, runs) for s, runs in ways)
-
-
-def _alike_seconds(s: Setting, cluster: Cluster, runs: Runs, number: int, units: Units) -> Floats:
-    """Return the seconds of a request where a run of layers has any of these shares, [n, p], and others have theirs."""
-    plan, ordered = _plan(s, cluster, runs), _ordered(runs)
-    count = len(next(iter(units.values())))
-
-    def shares(layer: Configuration) -> Units:
-        if layer is runs[number][0]:
-            return units
-        return {axis: np.repeat(counts[None], count, 0) for axis, counts in layer.units.items()}
-
-    def cuts(crew: Sequence[int]) -> list[LayerCuts]:
-        (stage,) = plan.stages
-        every = zip(stage.layers, ordered, strict=True)
-        return [layer_cuts(s, own, shares(layer), crew) for (_, own), (layer, _) in every]
-
-    return alike_seconds(s, plan, cuts)
+    return ((request_seconds(s, plan_of(s, runs)), s, runs) for s, runs in ways)
 
 
 def _of_other_kinds(s: Setting, layers: Sequence[Configuration], room: Floats, runs: Runs) -> Iterator[Runs]:
@@ -348,6 +359,13 @@ def _uniform(s: Setting, found: Sequence[Configuration], room: Floats) -> list[t
     return [(s, [(min(layers, key=lambda layer: layer.seconds), s.spec.layers)])]
 
 
+def _in_groups(runs: Runs) -> Iterator[Runs]:
+    """Yield runs whose contexts go in other groups of heads."""
+    if any(layer.kind.sends_inner for layer, _ in runs):
+        for groups in (1, *GROUPS):
+            yield [(replace(layer, kind=replace(layer.kind, groups=groups)), often) for layer, often in runs]
+
+
 def _sent(s: Setting, runs: Runs) -> tuple[Setting, Runs]:
     """Return runs with the tiles and the route that are best for the longest of them."""
     longest, _ = runs[0]
@@ -371,29 +389,22 @@ def _prices(s: Setting, found: Sequence[Configuration], room: Floats) -> integer
     return integer.prices(seconds, held, room, s.spec.layers)
 
 
-@lru_cache(maxsize=8)
-def relaxed(s: Setting, layer: Configuration, terms: Terms) -> Relaxed:
-    """Solve the convex program for the cuts and devices of a layer; arrays are of all ranks.
+def relaxed(s: Setting, layer: Configuration, terms: Terms) -> Shares | None:
+    """Return what the program of shares finds around a layer, in fractions of units; None where memory allows none.
 
-    Raises
-    ------
-    InfeasiblePlanError
-        If the caps of the terms leave no solution.
+    Of a request all of whose layers are like it; arrays are of all ranks.
     """
-    # Imports cvxpy, which takes a second: for those who plan, not for those who read.
-    from solver.programs.convex import Relaxed, relax
-
-    devices = with_root(taking(layer.units))
-    takes = {axis: counts[devices] > 0 for axis, counts in layer.units.items()}
-    rows = layer.units.get(Axis.ROWS, np.zeros(1, np.int64))
-    table, least_rows = layer_table(s.only(devices), layer.kind), 2 if rows[rows > 0].min(initial=2) >= 2 else 1
-    found = relax(table, takes, terms.only(devices), least_rows)
+    program, crew = program_of(s, layer, terms)
+    if (found := program.solve()) is None:
+        return None
 
     def of_all(values: Floats) -> Floats:
-        return over_all(values, devices, s.devices)
+        every = np.zeros((*values.shape[:-1], s.devices))
+        every[..., crew] = values
+        return every
 
-    worth = (of_all(values) for values in (found.per_byte, found.by_speed, found.by_link))
-    return Relaxed(found.seconds, {axis: of_all(shares) for axis, shares in found.units.items()}, *worth)
+    worth = (of_all(values) for values in (found.by_speed, found.by_link, found.per_byte))
+    return Shares(of_all(found.units), found.seconds, found.cost, *worth)
 
 
 def _scarce(s: Setting, room: Floats, found: list[Configuration]) -> tuple[list[Configuration], Floats, float]:
@@ -432,26 +443,3 @@ def _mixable(layers: Sequence[Configuration]) -> list[Configuration]:
 def _below(layers: Sequence[Configuration], terms: Terms, limit: float) -> list[Configuration]:
     """Return the layers whose seconds and charges are less than `limit`."""
     return [layer for layer in layers if terms.cost(layer) < limit]
-
-
-def _ordered(runs: Runs) -> Runs:
-    """Return the runs so that kinds that leave the stream in rows stand together."""
-    return sorted(runs, key=lambda run: (run[0].kind.ends_by_rows, str(run[0].kind)))
-
-
-def _plan(s: Setting, cluster: Cluster, runs: Runs) -> Plan:
-    """Lay the runs one after the other."""
-    spans, start = [], 0
-    for layer, count in _ordered(runs):
-        spans.append((Span(start, start + count), layer_plan(s, layer.kind, layer.units)))
-        start += count
-    return Plan(
-        (Stage(cluster.names, tuple(spans)),),
-        model_name=s.spec.name,
-        model_fingerprint=s.spec.fingerprint,
-        cluster_fingerprint=cluster.fingerprint,
-        system="hepti",
-        rows=s.rows,
-        tile_rows=s.tile_rows,
-        wire=s.wire,
-    )

@@ -1,36 +1,33 @@
-"""Polish: a descent on the exact price, by the clocks of ranks, from the layers that the search by tables has found.
+"""Polish: a descent on the exact price, by the clocks of ranks, from layers that programs have found.
 
-Tables count steps that all devices end together; by clocks each goes on when it has what it needs, so that other shares
-may be best. Units of an axis move between two devices that have some, or between one and all others in proportion to
-what these have, as many as a power of two; of all moves of a run of layers the best is made, until none pays. They have
-one structure, and are priced at once. Who takes part stays.
+What a program cannot see is tried here: that shares are whole, that a second row needs packed weights, and who takes
+part. Units of an axis move between two devices, or between one and all others in proportion to what these have; a
+device hands over to another, swaps with one, leaves or joins, on several axes at once. Of all moves of a run of layers
+the best is made, until none pays. All are priced at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from solver.cluster.curves import Floats
-from solver.programs.search import MANY, Configuration, spreads
-from solver.schedule.encoders.layer_table import Units, layer_weights
+from solver.programs.layers import Runs, runs_seconds
+from solver.programs.search import MANY, Configuration, crew_moves, spreads
+from solver.schedule.encoders.layer_table import Integers, Units, layer_weights
 from solver.schedule.encoders.setting import Setting
 
 WORTH = 1e-5  # of the seconds: less is not moved for
-
-Runs = Sequence[tuple[Configuration, int]]  # layers of equal shares, and how many
-RunSeconds = Callable[[Runs, int, Units], Floats]  # the seconds of a request where a run has these shares, [n, p]: [n]
+FEW = 4  # devices, of more of which fewer sizes of moves are tried
 
 
-def polished(s: Setting, runs: Runs, priced: RunSeconds, room: Floats) -> Runs:
+def polished(s: Setting, runs: Runs, room: Floats) -> Runs:
     """Return layers with shares that are better by clocks, or those given; of many devices these, for time (`MANY`).
 
     Parameters
     ----------
-    priced
-        Asks the clocks.
     room : [p]
         Bytes that every device has for weights.
     """
@@ -38,41 +35,65 @@ def polished(s: Setting, runs: Runs, priced: RunSeconds, room: Floats) -> Runs:
     best_s = np.inf
     while s.devices <= MANY and kept < len(runs):
         layer, often = runs[number]
-        units = _moved(layer.units)
+        units = moved(layer.units)
         held = layer_weights(s, layer.kind).held_bytes(units)
         others = sum(count * one.held_bytes for one, count in runs) - often * layer.held_bytes
         fits = np.asarray(others + often * held <= room).all(-1) | (np.arange(len(held)) == 0)  # as it is, in any case
-        units = {axis: counts[fits] for axis, counts in units.items()}
-        seconds = priced(runs, number, units)
+        units, held = {axis: counts[fits] for axis, counts in units.items()}, held[fits]
+        seconds = runs_seconds(s, runs, number, units)
         best, best_s = int(seconds.argmin()), min(best_s, float(seconds[0]))
         if seconds[best] < (1 - WORTH) * best_s:
             best_s, kept = float(seconds[best]), 0
             own = {axis: counts[best] for axis, counts in units.items()}
-            runs = [
-                *runs[:number],
-                (replace(layer, units=own, held_bytes=held[fits][best]), often),
-                *runs[number + 1 :],
-            ]
+            runs = [*runs[:number], (replace(layer, units=own, held_bytes=held[best]), often), *runs[number + 1 :]]
         else:
             kept, number = kept + 1, (number + 1) % len(runs)
     return runs
 
 
-def _moved(units: Units) -> Units:
-    """Return the units as they are, then after every move that leaves some to who has some, [moves + 1, p]."""
+def with_other_crew(s: Setting, layer: Configuration, often: int, caps: Floats) -> Configuration:
+    """Return the best of the layers that one move makes after which others have some of an axis, or the layer."""
+    units = moved(layer.units)
+    counts = np.stack(list(units.values()), 1)
+    held = layer_weights(s, layer.kind).held_bytes(units)
+    other = ((counts > 0) != (counts[0] > 0)).any((1, 2)) & (held <= caps).all(-1)
+    other[0] = True
+    units = {axis: own[other] for axis, own in units.items()}
+    best = int(runs_seconds(s, [(layer, often)], 0, units).argmin())
+    if not best:
+        return layer
+    return replace(layer, units={axis: own[best] for axis, own in units.items()}, held_bytes=held[other][best])
+
+
+def moved(units: Units) -> Units:
+    """Return the units as they are, then after every move, [moves + 1, p]."""
     counts = np.stack(list(units.values()))
-    moves = [
-        (axis, giver, taker, 1 << power)
+    changes = [*_pairs(counts), *spreads(counts, range(len(counts))), *crew_moves(counts)]
+    after = np.concatenate([counts[None], *(counts + own for own in changes)])
+    _, first = np.unique(after, axis=0, return_index=True)
+    after = after[np.sort(first)]
+    return {axis: after[:, number] for number, axis in enumerate(units)}
+
+
+def _pairs(counts: Integers) -> Iterator[Integers]:
+    """Yield moves of units between two devices, [moves, axes, p], each a change of the counts that adds up to zero."""
+    devices = range(counts.shape[1])
+    listed = [
+        (axis, giver, taker, size)
         for axis, own in enumerate(counts.tolist())
         for giver, has in enumerate(own)
-        for power in range(max(has - 1, 0).bit_length())
-        for taker, other in enumerate(own)
-        if other and taker != giver
+        for size in _sizes(has, len(devices))
+        for taker in devices
+        if taker != giver
     ]
-    after = np.repeat(counts[None], len(moves) + 1, 0)
-    for number, (axis, giver, taker, size) in enumerate(moves, 1):
-        after[number, axis, giver] -= size
-        after[number, axis, taker] += size
-    after = np.concatenate([after, *(counts + moved for moved in spreads(counts, range(len(counts))))])
-    stays = ((after > 0) == (counts > 0)).all((1, 2))
-    return {axis: after[stays, number] for number, axis in enumerate(units)}
+    axis, giver, taker, size = np.array(listed, np.int64).reshape(-1, 4).T
+    moves, every = np.zeros((size.size, *counts.shape), np.int64), np.arange(size.size)
+    moves[every, axis, giver] = -size
+    moves[every, axis, taker] = size
+    yield moves
+
+
+def _sizes(have: int, devices: int) -> list[int]:
+    """Return how many units may move: powers of two, of more than few devices of four, and all."""
+    step = 1 if devices <= FEW else 2
+    return sorted({1 << power for power in range(0, have.bit_length(), step)} | {have}) if have else []

@@ -248,7 +248,7 @@ def _moves(table: LayerTable, units: Units, axes: Collection[Axis]) -> Integers:
         moves[row, number, giver], moves[row, number, taker] = -size, size
     if devices > MANY:  # to solve again for 32 devices takes ten times as long with the others
         return moves
-    whole = _crew_moves(counts) if len(chosen) == len(units) else []
+    whole = crew_moves(counts) if len(chosen) == len(units) else []
     return np.concatenate([moves, *spreads(counts, chosen), *whole])
 
 
@@ -270,7 +270,7 @@ def spreads(counts: Integers, chosen: Sequence[int]) -> Iterator[Integers]:
         yield moved
 
 
-def _crew_moves(counts: Integers) -> Iterator[Integers]:
+def crew_moves(counts: Integers) -> Iterator[Integers]:
     """Yield moves on several axes at once, [moves, axes, p]: who takes part changes; `counts` is [axes, p].
 
     A device hands all that it has over to another; or swaps with it; or leaves some axes, where the others have more

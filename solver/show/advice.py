@@ -32,7 +32,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What of a layer a device's speed and its link bind, and what of a request the next MiB of it would save."""
+    """What of a request a device's speed and its link bind, and what the next MiB of it would save."""
 
     device: str
     compute_s: float
@@ -65,7 +65,7 @@ def bounds(spec: ModelSpec, cluster: Cluster, rows: int, priced: Price | PricedP
 
 
 def limits(cluster: Cluster, solution: Solution) -> list[Limit]:
-    """Return what limits the best layer, from the convex program's duals; devices that limit nothing are left out."""
+    """Return what limits a request of the best layer's like, by the program's duals; who limits nothing is left out."""
     relaxed = solution.relaxed
     values = zip(cluster.names, relaxed.by_speed, relaxed.by_link, solution.prices, strict=True)
     return [

@@ -33,7 +33,7 @@ def explain(solution: Solution, advance: Callable[[int], None]) -> Explanation:
 
 def print_explanation(console: Console, cluster: Cluster, solution: Solution, found: Explanation) -> None:
     """Print the kinds, what limits the best of them, what shares cost for being whole, and why some have nothing."""
-    headings = ("cuts, norms", "on ranks", "first\nshares ms", "after\nmoves ms", "bound\nms", "gap\n%", "CPU\nms")
+    headings = ("cuts, norms", "on ranks", "first\nshares ms", "best\nms", "parted\nms", "whole\n%", "CPU\nms")
     table = new_table("layers that were tried, for a request of their like", *headings, words=2)
     for kind in _once_alone(found.kinds):
         table.add_row(
@@ -41,14 +41,14 @@ def print_explanation(console: Console, cluster: Cluster, solution: Solution, fo
             " ".join(map(str, kind.ranks)),
             ms(kind.start_s) if np.isfinite(kind.start_s) else "-",
             ms(kind.best_s),
-            ms(kind.bound_s),
-            f"{100 * max(0.0, 1 - kind.bound_s / kind.best_s):.1f}",
+            ms(kind.fractions_s),
+            f"{100 * (1 - kind.fractions_s / kind.best_s):.1f}",
             f"{1e3 * kind.cpu_s:.0f}",
         )
     console.print(table)
     console.print(
-        "Norms: r on rows, f on full. Bound: of all shares for these cuts and ranks, fractions too. "
-        "All layers of one rank alone are one line."
+        "Norms: r on rows, f on full. Parted: what the program of shares finds around the best, could heads, rows and "
+        "tiles be parted; whole: what it costs that they cannot. All layers of one rank alone are one line."
     )
     if solution.prices.any():
         console.print(
@@ -56,7 +56,7 @@ def print_explanation(console: Console, cluster: Cluster, solution: Solution, fo
         )
     _print_plan(console, solution)
     _print_limits(console, cluster, solution)
-    _print_gap(console, solution, found.kinds)
+    _print_gap(console, solution)
     for name, added_s in _idle(cluster, solution, found).items():
         console.print(f"{name} has nothing: the best share for it makes a request {ms(added_s)} ms longer.")
 
@@ -69,8 +69,7 @@ def explanation_to_json(cluster: Cluster, solution: Solution, found: Explanation
         ],
         "limits": [asdict(limit) for limit in limits(cluster, solution)],
         "gap": solution.gap,
-        "in_steps_s": solution.steps_s,
-        "bound_s": solution.bound_s,
+        "fractions_s": solution.mix_bound_s or solution.relaxed.seconds,
         "runs": [{"kind": str(layer.kind), "layers": layers} for layer, layers in solution.runs],
         "idle": [{"device": name, "added_s": added_s} for name, added_s in _idle(cluster, solution, found).items()],
     }
@@ -89,7 +88,7 @@ def _once_alone(kinds: Sequence[KindTried]) -> list[KindTried]:
 
 
 def _print_limits(console: Console, cluster: Cluster, solution: Solution) -> None:
-    table = new_table("what limits a layer", "device", "its speed\nbinds ms", "its link\nbinds ms")
+    table = new_table("what limits a request", "device", "its speed\nbinds ms", "its link\nbinds ms")
     found = limits(cluster, solution)
     for limit in found:
         table.add_row(limit.device, ms(limit.compute_s), ms(limit.link_s))
@@ -100,26 +99,14 @@ def _print_limits(console: Console, cluster: Cluster, solution: Solution) -> Non
             console.print(f"The next MiB of memory on {limit.device} saves {saved}.")
 
 
-def _print_gap(console: Console, solution: Solution, kinds: Sequence[KindTried]) -> None:
+def _print_gap(console: Console, solution: Solution) -> None:
     if solution.mix_bound_s:
         said = "If layers could be mixed in fractions, without tiles and routes, a request would take"
-        console.print(f"{said} {ms(solution.bound_s)} ms.")
+        console.print(f"{said} {ms(solution.mix_bound_s)} ms.")
         return
-    steps_s = solution.steps_s
     console.print(
-        f"Counted in steps that all ranks end together, as the first table is, the plan takes {ms(steps_s)} ms; by a "
-        f"clock for every rank, as it is chosen, {ms(solution.plan.predicted_s)}. Could heads, rows and tiles be "
-        f"parted between devices, that count would be at least {ms(solution.bound_s)}: that they are whole costs "
-        f"{100 * solution.gap:.1f} % at most."
-    )
-    below = [kind.bound_s for kind in kinds if kind.bound_s < steps_s]
-    if not below:
-        console.print(f"Sent directly, in tiles as the plan's, none of {counted(len(kinds), 'kind')} counts less.")
-        return
-    less = 100 * (1 - min(below) / steps_s)
-    console.print(
-        f"Sent directly, in tiles as the plan's, {len(kinds) - len(below)} of {counted(len(kinds), 'kind')} cannot "
-        f"count less on their ranks, whatever the shares, the others less by {less:.1f} % at most."
+        f"Could heads, rows and tiles be parted between its devices, it would take {ms(solution.relaxed.seconds)} ms: "
+        f"that they are whole costs {100 * solution.gap:.1f} %."
     )
 
 

@@ -18,7 +18,6 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-import solver.programs.convex  # noqa: F401  (imports cvxpy, which is not planning)
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.named import named_model
 from solver.programs.planner import solve

