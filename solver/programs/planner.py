@@ -249,7 +249,8 @@ def _bettered(ways: Sequence[tuple[Setting, Runs]], room: Floats, *, anew: bool)
         found.append(_by_program(way, room, limit_s, anew=anew))
         limit_s = min(limit_s, found[-1][0])
     best = sorted(found, key=itemgetter(0))[: POLISHED if anew else 1]
-    return _fastest_way([(s, polished(s, runs, room)) for _, s, runs in best])
+    # One device alone is priced a little otherwise among others: what is polished may be no better.
+    return _fastest_way([*((s, polished(s, runs, room)) for _, s, runs in best), best[0][1:]])
 
 
 def _by_program(way: TimedWay, room: Floats, limit_s: float, *, anew: bool) -> TimedWay:
@@ -299,12 +300,13 @@ def _timed(ways: Iterable[tuple[Setting, Runs]]) -> Iterator[TimedWay]:
 
 
 def _of_other_kinds(s: Setting, layers: Sequence[Configuration], room: Floats, runs: Runs) -> Iterator[Runs]:
-    """Yield equal layers of the kinds that tables count nearly as fast: by clocks one of them may be faster."""
+    """Yield equal layers of the kinds that tables count nearly as fast, on several devices: one may be faster."""
     ordered = sorted(layers, key=lambda layer: layer.seconds)
     used = {layer.kind for layer, _ in runs}
     near = [one for one in one_of_each_kind(ordered) if one.seconds <= NEAR * ordered[0].seconds]
     for layer in near[: OTHERS + 1]:
-        if layer.kind not in used and (s.spec.layers * layer.held_bytes <= room).all():
+        fits = (s.spec.layers * layer.held_bytes <= room).all()
+        if layer.kind not in used and len(layer.crew) > 1 and fits:
             yield [(layer, s.spec.layers)]
 
 
