@@ -84,7 +84,8 @@ class Solution:
     runs
         Layers of equal shares, and how many, the most first.
     layers, kinds
-        These layers and the fastest of some other kinds, with which a later solve begins; the fastest of every kind.
+        These layers and the fastest of some other kinds, with which a later solve begins; of every kind the fastest:
+        first those that programs have made, by clocks, then as tables count.
     prices : [p]
         Seconds that a byte more saves on every device, of float32 weights; zero where memory does not limit.
     best, setting, terms
@@ -200,7 +201,7 @@ def solve(
             runs = _runs(by_rows, mix_by_rows)
             ways += [_sent(s, runs), (s, runs)]
         ways += _uniform(s, searched, room)
-    s, runs = _bettered(ways, room, anew=before is None)
+    s, runs, better = _bettered(ways, room, anew=before is None)
     if fresh and not mix_bound_s:
         ways = [(replace(s, tile_rows=tile_rows), runs) for tile_rows in TILE_ROWS]
         s, runs = _fastest_way([*ways, *((s, some) for some in _in_groups(runs))])
@@ -211,7 +212,7 @@ def solve(
     used = [layer for layer, _ in runs]
     others = sorted(every, key=lambda layer: layer.seconds)
     unlike = [layer for layer in one_of_each_kind(used + others) if layer not in used]
-    kinds = one_of_each_kind(sorted((*every, *searched), key=lambda layer: layer.seconds))
+    kinds = one_of_each_kind([*better, *sorted((*every, *searched), key=lambda layer: layer.seconds)])
     layers = (*used, *unlike[:KEPT])
     return Solution(plan, tuple(runs), layers, tuple(kinds), prices, best, s, terms, mix_bound_s)
 
@@ -239,8 +240,13 @@ def best_plan_of(s: Setting, cluster: Cluster, runs: Runs) -> Plan:
     return replace(plan, predicted=price(best, plan).prediction)
 
 
-def _bettered(ways: Sequence[tuple[Setting, Runs]], room: Floats, *, anew: bool) -> tuple[Setting, Runs]:
-    """Return the best of ways of unlike kinds: programs better equal layers, then the best are polished."""
+def _bettered(
+    ways: Sequence[tuple[Setting, Runs]], room: Floats, *, anew: bool
+) -> tuple[Setting, Runs, list[Configuration]]:
+    """Return the best of ways of unlike kinds: programs better equal layers, then the best are polished.
+
+    Also return the layers that programs have made, the best first.
+    """
     unlike = dict[object, TimedWay]()
     for way in sorted(_timed(ways), key=itemgetter(0)):
         unlike.setdefault(tuple(layer.kind.cuts for layer, _ in way[2]), way)
@@ -248,9 +254,12 @@ def _bettered(ways: Sequence[tuple[Setting, Runs]], room: Floats, *, anew: bool)
     for way in [*unlike.values()][: PROGRAMS if anew else 1]:
         found.append(_by_program(way, room, limit_s, anew=anew))
         limit_s = min(limit_s, found[-1][0])
-    best = sorted(found, key=itemgetter(0))[: POLISHED if anew else 1]
+    found.sort(key=itemgetter(0))
+    best = found[: POLISHED if anew else 1]
     # One device alone is priced a little otherwise among others: what is polished may be no better.
-    return _fastest_way([*((s, polished(s, runs, room)) for _, s, runs in best), best[0][1:]])
+    done = [(own, polished(own, some, room)) for _, own, some in best]
+    s, runs = _fastest_way([*done, best[0][1:]])
+    return s, runs, [layer for _, _, some in found for layer, _ in some]
 
 
 def _by_program(way: TimedWay, room: Floats, limit_s: float, *, anew: bool) -> TimedWay:

@@ -1,22 +1,21 @@
 """Polish: a descent on the exact price, by the clocks of ranks, from layers that programs have found.
 
 What a program cannot see is tried here: that shares are whole, that a second row needs packed weights, and who takes
-part. Units of an axis move between two devices, or between one and all others in proportion to what these have; a
-device hands over to another, swaps with one, leaves or joins, on several axes at once. Of all moves of a run of layers
-the best is made, until none pays. All are priced at once.
+part. Of all moves of a run of layers (`solver.programs.moves`) the best is made, until none pays. All are priced at
+once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from solver.cluster.curves import Floats
 from solver.programs.layers import Runs, runs_seconds
-from solver.programs.search import MANY, Configuration, crew_moves, spreads
-from solver.schedule.encoders.layer_table import Integers, Units, layer_weights
+from solver.programs.moves import crew_moves, pairs, spreads
+from solver.programs.search import MANY, Configuration
+from solver.schedule.encoders.layer_table import Units, layer_weights
 from solver.schedule.encoders.setting import Setting
 
 WORTH = 1e-5  # of the seconds: less is not moved for
@@ -68,32 +67,10 @@ def with_other_crew(s: Setting, layer: Configuration, often: int, caps: Floats) 
 def moved(units: Units) -> Units:
     """Return the units as they are, then after every move, [moves + 1, p]."""
     counts = np.stack(list(units.values()))
-    changes = [*_pairs(counts), *spreads(counts, range(len(counts))), *crew_moves(counts)]
+    axes, devices = range(len(counts)), range(counts.shape[1])
+    coarse = len(devices) > FEW
+    changes = [pairs(counts, axes, devices, devices, coarse=coarse), *spreads(counts, axes), *crew_moves(counts)]
     after = np.concatenate([counts[None], *(counts + own for own in changes)])
     _, first = np.unique(after, axis=0, return_index=True)
     after = after[np.sort(first)]
     return {axis: after[:, number] for number, axis in enumerate(units)}
-
-
-def _pairs(counts: Integers) -> Iterator[Integers]:
-    """Yield moves of units between two devices, [moves, axes, p], each a change of the counts that adds up to zero."""
-    devices = range(counts.shape[1])
-    listed = [
-        (axis, giver, taker, size)
-        for axis, own in enumerate(counts.tolist())
-        for giver, has in enumerate(own)
-        for size in _sizes(has, len(devices))
-        for taker in devices
-        if taker != giver
-    ]
-    axis, giver, taker, size = np.array(listed, np.int64).reshape(-1, 4).T
-    moves, every = np.zeros((size.size, *counts.shape), np.int64), np.arange(size.size)
-    moves[every, axis, giver] = -size
-    moves[every, axis, taker] = size
-    yield moves
-
-
-def _sizes(have: int, devices: int) -> list[int]:
-    """Return how many units may move: powers of two, of more than few devices of four, and all."""
-    step = 1 if devices <= FEW else 2
-    return sorted({1 << power for power in range(0, have.bit_length(), step)} | {have}) if have else []

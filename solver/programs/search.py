@@ -18,7 +18,7 @@ models and lengths: 211 plans are better by more than 0.3 %, 11 worse.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis
 from solver.programs.first_shares import starts_of
+from solver.programs.moves import crew_moves, pairs, spreads
 from solver.schedule.encoders.layer_table import (
     Integers,
     LayerKind,
@@ -49,7 +50,6 @@ OVERFLOW = 1e-3
 SLACK = 1e-4
 ALL_WAYS = 20_000  # shares, up to which all are tried
 JOINING = 64  # devices, up to which all stay candidates of a later solve
-JOINS_WITH = np.array([1, 1 / 2, 1 / 4, 1 / 8])  # of an equal share
 MANY = 8  # devices, beyond which units move only from the slowest and to the fastest
 
 
@@ -235,93 +235,11 @@ def _moves(table: LayerTable, units: Units, axes: Collection[Axis]) -> Integers:
         order = np.argsort(every_end, axis=1)
         givers, takers = np.unique(order[:, -4:]), np.unique(order[:, :4])
     counts = np.stack(list(units.values()))
-    listed = [
-        (number, giver, taker, size)
-        for number in chosen
-        for giver in givers
-        for size in _sizes(int(counts[number, giver]))
-        for taker in takers
-        if taker != giver
-    ]
-    moves = np.zeros((len(listed), len(units), devices), np.int64)
-    for row, (number, giver, taker, size) in enumerate(listed):
-        moves[row, number, giver], moves[row, number, taker] = -size, size
+    moves = pairs(counts, chosen, givers, takers)
     if devices > MANY:  # to solve again for 32 devices takes ten times as long with the others
         return moves
     whole = crew_moves(counts) if len(chosen) == len(units) else []
     return np.concatenate([moves, *spreads(counts, chosen), *whole])
-
-
-def spreads(counts: Integers, chosen: Sequence[int]) -> Iterator[Integers]:
-    """Yield moves on an axis between one device and all others, in proportion to what these have, [moves, axes, p]."""
-    every = np.arange(counts.shape[1])
-    for number in chosen:
-        own = counts[number]
-        listed = [(device, -size) for device in every for size in _sizes(int(own[device]))]
-        listed += [(device, size) for device in every for size in _sizes(int(own.sum() - own[device]) // 2)]
-        device, size = np.array(listed, np.int64).reshape(-1, 2).T
-        others = np.where(every == device[:, None], 0, own)
-        some = others.any(1)
-        device, size, others = device[some], size[some], others[some]
-        after = _in_proportion(others, others.sum(1) - size)
-        after[np.arange(device.size), device] = own[device] + size
-        moved = np.zeros((device.size, *counts.shape), np.int64)
-        moved[:, number] = after - own
-        yield moved
-
-
-def crew_moves(counts: Integers) -> Iterator[Integers]:
-    """Yield moves on several axes at once, [moves, axes, p]: who takes part changes; `counts` is [axes, p].
-
-    A device hands all that it has over to another; or swaps with it; or leaves some axes, where the others have more
-    in proportion to what they have; or joins them, with an equal share, or a part of one.
-    """
-    totals, devices = counts.sum(1), np.arange(counts.shape[1])
-    has: Mask = np.asarray(counts.any(0))
-    for giver in np.flatnonzero(has):
-        others = devices[devices != giver]
-        moved = np.zeros((others.size, *counts.shape), np.int64)
-        moved[:, :, giver] = -counts[:, giver]
-        moved[np.arange(others.size), :, others] = counts[:, giver]
-        yield moved
-    for one, other in combinations(np.flatnonzero(has).tolist(), 2):
-        order = devices.copy()
-        order[[one, other]] = other, one
-        yield (counts[:, order] - counts)[None]
-    for axes in (list(some) for size in range(2, len(counts) + 1) for some in combinations(range(len(counts)), size)):
-        own, total = counts[axes], totals[axes]
-        leaving = np.flatnonzero(own.all(0))
-        rest = np.where(devices == leaving[:, None, None], 0, own)
-        rest = rest[np.all(rest.any(2), axis=1)]
-        if len(rest):
-            yield _changed(counts, axes, _in_proportion(rest, np.broadcast_to(total, rest.shape[:2])))
-        joining = np.flatnonzero(~own.any(0))
-        if joining.size:
-            shares = (JOINS_WITH[:, None] * total / (own.any(0).sum() + 1)).astype(np.int64)
-            others = _in_proportion(np.broadcast_to(own, (len(shares), *own.shape)), total - shares)
-            after = others + shares[..., None] * (devices == joining[:, None, None, None])
-            yield _changed(counts, axes, after.reshape(-1, *own.shape))
-
-
-def _changed(counts: Integers, axes: Sequence[int], after: Integers) -> Integers:
-    """Return the moves to other counts on some axes, [moves, axes, p]."""
-    moved = np.zeros((len(after), *counts.shape), np.int64)
-    moved[:, axes] = after - counts[axes]
-    return moved
-
-
-def _in_proportion(counts: Integers, totals: Integers) -> Integers:
-    """Return whole counts of these totals, [...], in proportion to `counts`, [..., p]; the largest remainders count."""
-    exact = counts * (totals / counts.sum(-1))[..., None]
-    whole = np.floor(exact).astype(np.int64)
-    order = np.argsort(whole - exact, axis=-1, kind="stable")
-    rank = np.argsort(order, axis=-1, kind="stable")
-    return np.asarray(whole + (rank < (totals - whole.sum(-1))[..., None]))
-
-
-def _sizes(have: int) -> list[int]:
-    """Return how many units may move: powers of two, and all."""
-    return sorted({1 << power for power in range(have.bit_length())} | {have}) if have else []
 
 
 def _after(units: Units, moves: Integers) -> dict[Axis, Integers]:

@@ -1,0 +1,116 @@
+"""Moves of units between devices, each a change of the counts of all axes, [axes, p], that adds up to zero.
+
+Between two devices; between one and all others, in proportion to what these have; and of who takes part: a device hands
+over to another, swaps with one, leaves or joins, on several axes at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+
+import numpy as np
+
+from solver.schedule.encoders.layer_table import Integers
+from solver.schedule.exchange import Mask
+
+JOINS_WITH = np.array([1, 1 / 2, 1 / 4, 1 / 8])  # of an equal share
+
+
+def pairs(
+    counts: Integers, chosen: Sequence[int], givers: Iterable[int], takers: Iterable[int], *, coarse: bool = False
+) -> Integers:
+    """Return moves on some axes from a giver to a taker, [moves, axes, p].
+
+    Parameters
+    ----------
+    coarse
+        Whether fewer numbers of units are tried.
+    """
+    giving, taking = [*map(int, givers)], [*map(int, takers)]
+    listed = [
+        (axis, giver, taker, size)
+        for axis in chosen
+        for giver in giving
+        for size in _sizes(int(counts[axis, giver]), coarse)
+        for taker in taking
+        if taker != giver
+    ]
+    axis, giver, taker, size = np.array(listed, np.int64).reshape(-1, 4).T
+    moves, every = np.zeros((size.size, *counts.shape), np.int64), np.arange(size.size)
+    moves[every, axis, giver] = -size
+    moves[every, axis, taker] = size
+    return moves
+
+
+def spreads(counts: Integers, chosen: Sequence[int]) -> Iterator[Integers]:
+    """Yield moves on an axis between one device and all others, in proportion to what these have, [moves, axes, p]."""
+    every = np.arange(counts.shape[1])
+    for number in chosen:
+        own = counts[number]
+        listed = [(device, -size) for device in every for size in _sizes(int(own[device]))]
+        listed += [(device, size) for device in every for size in _sizes(int(own.sum() - own[device]) // 2)]
+        device, size = np.array(listed, np.int64).reshape(-1, 2).T
+        others = np.where(every == device[:, None], 0, own)
+        some = others.any(1)
+        device, size, others = device[some], size[some], others[some]
+        after = _in_proportion(others, others.sum(1) - size)
+        after[np.arange(device.size), device] = own[device] + size
+        moved = np.zeros((device.size, *counts.shape), np.int64)
+        moved[:, number] = after - own
+        yield moved
+
+
+def crew_moves(counts: Integers) -> Iterator[Integers]:
+    """Yield moves on several axes at once, [moves, axes, p]: who takes part changes; `counts` is [axes, p].
+
+    A device hands all that it has over to another; or swaps with it; or leaves some axes, where the others have more
+    in proportion to what they have; or joins them, with an equal share, or a part of one.
+    """
+    totals, devices = counts.sum(1), np.arange(counts.shape[1])
+    has: Mask = np.asarray(counts.any(0))
+    for giver in np.flatnonzero(has):
+        others = devices[devices != giver]
+        moved = np.zeros((others.size, *counts.shape), np.int64)
+        moved[:, :, giver] = -counts[:, giver]
+        moved[np.arange(others.size), :, others] = counts[:, giver]
+        yield moved
+    for one, other in combinations(np.flatnonzero(has).tolist(), 2):
+        order = devices.copy()
+        order[[one, other]] = other, one
+        yield (counts[:, order] - counts)[None]
+    for axes in (list(some) for size in range(2, len(counts) + 1) for some in combinations(range(len(counts)), size)):
+        own, total = counts[axes], totals[axes]
+        leaving = np.flatnonzero(own.all(0))
+        rest = np.where(devices == leaving[:, None, None], 0, own)
+        rest = rest[np.all(rest.any(2), axis=1)]
+        if len(rest):
+            yield _changed(counts, axes, _in_proportion(rest, np.broadcast_to(total, rest.shape[:2])))
+        joining = np.flatnonzero(~own.any(0))
+        if joining.size:
+            shares = (JOINS_WITH[:, None] * total / (own.any(0).sum() + 1)).astype(np.int64)
+            others = _in_proportion(np.broadcast_to(own, (len(shares), *own.shape)), total - shares)
+            after = others + shares[..., None] * (devices == joining[:, None, None, None])
+            yield _changed(counts, axes, after.reshape(-1, *own.shape))
+
+
+def _changed(counts: Integers, axes: Sequence[int], after: Integers) -> Integers:
+    """Return the moves to other counts on some axes, [moves, axes, p]."""
+    moved = np.zeros((len(after), *counts.shape), np.int64)
+    moved[:, axes] = after - counts[axes]
+    return moved
+
+
+def _in_proportion(counts: Integers, totals: Integers) -> Integers:
+    """Return whole counts of these totals, [...], in proportion to `counts`, [..., p]; the largest remainders count."""
+    exact = counts * (totals / counts.sum(-1))[..., None]
+    whole = np.floor(exact).astype(np.int64)
+    order = np.argsort(whole - exact, axis=-1, kind="stable")
+    rank = np.argsort(order, axis=-1, kind="stable")
+    return np.asarray(whole + (rank < (totals - whole.sum(-1))[..., None]))
+
+
+def _sizes(have: int, coarse: bool = False) -> list[int]:
+    """Return how many units may move: powers of two, coarsely of four, and all."""
+    step = 2 if coarse else 1
+    return sorted({1 << power for power in range(0, have.bit_length(), step)} | {have}) if have else []
