@@ -29,7 +29,7 @@ from solver.plan.routes import Route
 from solver.programs import integer
 from solver.programs.candidates import again, alone, candidates, finished, nearby, one_of_each_kind
 from solver.programs.layers import Runs, plan_of, program_of, whole_shares
-from solver.programs.polish import polished, with_other_crew
+from solver.programs.polish import Room, polished, with_other_crew
 from solver.programs.search import (
     JOINING,
     MANY,
@@ -201,7 +201,7 @@ def solve(
             runs = _runs(by_rows, mix_by_rows)
             ways += [_sent(s, runs), (s, runs)]
         ways += _uniform(s, searched, room)
-    s, runs, better = _bettered(ways, room, anew=before is None)
+    s, runs, better = _bettered(ways, Room(room, ~out), anew=before is None)
     if fresh and not mix_bound_s:
         ways = [(replace(s, tile_rows=tile_rows), runs) for tile_rows in TILE_ROWS]
         s, runs = _fastest_way([*ways, *((s, some) for some in _in_groups(runs))])
@@ -241,7 +241,7 @@ def best_plan_of(s: Setting, cluster: Cluster, runs: Runs) -> Plan:
 
 
 def _bettered(
-    ways: Sequence[tuple[Setting, Runs]], room: Floats, *, anew: bool
+    ways: Sequence[tuple[Setting, Runs]], room: Room, *, anew: bool
 ) -> tuple[Setting, Runs, list[Configuration]]:
     """Return the best of ways of unlike kinds: programs better equal layers, then the best are polished.
 
@@ -262,7 +262,7 @@ def _bettered(
     return s, runs, [layer for _, _, some in found for layer, _ in some]
 
 
-def _by_program(way: TimedWay, room: Floats, limit_s: float, *, anew: bool) -> TimedWay:
+def _by_program(way: TimedWay, room: Room, limit_s: float, *, anew: bool) -> TimedWay:
     """Return equal layers with the shares that the program finds for their devices; of many devices those given.
 
     Where even fractions of units take longer than the limit, whole ones are not looked for. Anew, who takes part may
@@ -272,10 +272,10 @@ def _by_program(way: TimedWay, room: Floats, limit_s: float, *, anew: bool) -> T
     (layer, often), *others = runs
     if others or len(layer.crew) == 1 or s.devices > MANY:
         return way
-    terms = Terms(np.zeros(s.devices), np.maximum(room, 0.0) / often)
+    terms = Terms(np.zeros(s.devices), np.maximum(room.size, 0.0) / often)
     few = [number for number, axis in enumerate(layer.units) if anew and unit_count(s, axis) <= FEW_UNITS]
-    other = with_other_crew(s, layer, often, terms.caps) if anew else layer
-    if len(other.crew) == 1:  # whatever the kind, it computes the same: by rows it may send them in tiles
+    other = with_other_crew(s, layer, often, room) if anew else layer
+    if len(other.crew) == 1:  # whatever the kind, it computes the same, and holds as much: by rows it may send in tiles
         (rank,) = other.crew
         alone = {Axis.ROWS: s.rows * np.eye(s.devices, dtype=np.int64)[rank]}
         other = replace(other, kind=kind_by_rows(s.spec.blocks), units=alone)
@@ -289,7 +289,7 @@ def _by_program(way: TimedWay, room: Floats, limit_s: float, *, anew: bool) -> T
         units = whole_shares(s, layer, (program.solve(few) if few else None) or fractions, crew)
         other = replace(layer, units=units, held_bytes=layer_weights(s, layer.kind).held_bytes(units))
         now = request_seconds(s, plan_of(s, [(other, often)]))
-        if now > (1 - GAINED) * seconds or (other.held_bytes > terms.caps).any():
+        if now > (1 - GAINED) * seconds or not room.fits(units, often * other.held_bytes):
             break
         layer, seconds = other, now
     return seconds, s, [(layer, often)]

@@ -7,7 +7,7 @@ once.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,20 +15,41 @@ from solver.cluster.curves import Floats
 from solver.programs.layers import Runs, runs_seconds
 from solver.programs.moves import crew_moves, pairs, spreads
 from solver.programs.search import MANY, Configuration
-from solver.schedule.encoders.layer_table import Units, layer_weights
+from solver.schedule.encoders.layer_table import Units, layer_weights, taking
 from solver.schedule.encoders.setting import Setting
+from solver.schedule.exchange import Mask
 
 WORTH = 1e-5  # of the seconds: less is not moved for
 FEW = 4  # devices, of more of which fewer sizes of moves are tried
 
 
-def polished(s: Setting, runs: Runs, room: Floats) -> Runs:
+@dataclass(frozen=True, slots=True, eq=False)
+class Room:
+    """What devices have for weights.
+
+    Parameters
+    ----------
+    size : [p]
+        Bytes.
+    able : [p]
+        Who may take part: who lacks memory even for what comes before weights has no rows without weights either.
+    """
+
+    size: Floats
+    able: Mask
+
+    def fits(self, units: Units, held: Floats) -> Mask:
+        """Return whether devices can have these shares, and hold so many bytes, [..., p]: [...]."""
+        return np.asarray((held <= self.size).all(-1) & ~(taking(units) & ~self.able).any(-1))
+
+
+def polished(s: Setting, runs: Runs, room: Room) -> Runs:
     """Return layers with shares that are better by clocks, or those given; of many devices these, for time (`MANY`).
 
     Parameters
     ----------
-    room : [p]
-        Bytes that every device has for weights.
+    room
+        What devices have for weights.
     """
     number = kept = 0  # the run at hand, and how many in a row have stayed as they are
     best_s = np.inf
@@ -37,7 +58,7 @@ def polished(s: Setting, runs: Runs, room: Floats) -> Runs:
         units = moved(layer.units)
         held = layer_weights(s, layer.kind).held_bytes(units)
         others = sum(count * one.held_bytes for one, count in runs) - often * layer.held_bytes
-        fits = np.asarray(others + often * held <= room).all(-1) | (np.arange(len(held)) == 0)  # as it is, in any case
+        fits = room.fits(units, others + often * held) | (np.arange(len(held)) == 0)  # as it is, in any case
         units, held = {axis: counts[fits] for axis, counts in units.items()}, held[fits]
         seconds = runs_seconds(s, runs, number, units)
         best, best_s = int(seconds.argmin()), min(best_s, float(seconds[0]))
@@ -50,12 +71,15 @@ def polished(s: Setting, runs: Runs, room: Floats) -> Runs:
     return runs
 
 
-def with_other_crew(s: Setting, layer: Configuration, often: int, caps: Floats) -> Configuration:
-    """Return the best of the layers that one move makes after which others have some of an axis, or the layer."""
+def with_other_crew(s: Setting, layer: Configuration, often: int, room: Room) -> Configuration:
+    """Return the best of the layers that one move makes after which others have some of an axis, or the layer.
+
+    Of so many layers of its like.
+    """
     units = moved(layer.units)
     counts = np.stack(list(units.values()), 1)
     held = layer_weights(s, layer.kind).held_bytes(units)
-    other = ((counts > 0) != (counts[0] > 0)).any((1, 2)) & (held <= caps).all(-1)
+    other = ((counts > 0) != (counts[0] > 0)).any((1, 2)) & room.fits(units, often * held)
     other[0] = True
     units = {axis: own[other] for axis, own in units.items()}
     best = int(runs_seconds(s, [(layer, often)], 0, units).argmin())

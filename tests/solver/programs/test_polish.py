@@ -1,0 +1,55 @@
+"""The polish: it ends better than it began, within the room there is, among those who may take part."""
+
+import numpy as np
+
+from solver.model.blocks import Axis
+from solver.model.named import named_model
+from solver.programs.layers import plan_of
+from solver.programs.polish import Room, polished, with_other_crew
+from solver.programs.search import Configuration
+from solver.schedule.encoders.cost import request_seconds, setting
+from solver.schedule.encoders.layer_table import layer_kinds, layer_weights, taking
+from tests.kit.clusters import pis
+
+BERT = named_model("bert-base", layers=4)
+(BY_BLOCKS,) = [kind for kind in layer_kinds(BERT.blocks) if str(kind) == "block/block rr"]
+S = setting(BERT, pis(24.6, 70, 24.6), 128)
+EVERYONE = np.ones(3, bool)
+
+
+def equal_layer():
+    """Return a layer of the two slower boards."""
+    shares = {Axis.ROWS: [64, 0, 64], Axis.HEADS: [6, 0, 6], Axis.FFN: [24, 0, 24]}
+    units = {axis: np.array(own) for axis, own in shares.items()}
+    return Configuration(BY_BLOCKS, units, 0.0, layer_weights(S, BY_BLOCKS).held_bytes(units))
+
+
+def seconds_of(runs):
+    return request_seconds(S, plan_of(S, runs))
+
+
+def test_a_faster_board_joins():
+    before = [(equal_layer(), BERT.layers)]
+
+    other = with_other_crew(S, equal_layer(), BERT.layers, Room(np.full(3, np.inf), EVERYONE))
+    ((after, _),) = polished(S, before, Room(np.full(3, np.inf), EVERYONE))
+
+    assert taking(other.units)[1]
+    assert seconds_of([(after, BERT.layers)]) <= seconds_of([(other, BERT.layers)]) < seconds_of(before)
+
+
+def test_no_board_holds_more_than_it_has_room_for():
+    """But rows without weights, where only norms are computed."""
+    runs = polished(S, [(equal_layer(), BERT.layers)], Room(np.array([np.inf, 0, np.inf]), EVERYONE))
+
+    assert sum(often * layer.held_bytes for layer, often in runs)[1] == 0
+    assert any(layer.units[Axis.ROWS][1] > 0 for layer, _ in runs)
+
+
+def test_who_may_take_no_part_gets_no_rows_either():
+    room = Room(np.array([np.inf, 0, np.inf]), np.array([True, False, True]))
+
+    other = with_other_crew(S, equal_layer(), BERT.layers, room)
+    runs = polished(S, [(other, BERT.layers)], room)
+
+    assert not any(taking(layer.units)[1] for layer, _ in runs)
