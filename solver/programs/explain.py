@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.programs.candidates import finished, first_drafts, kinds_to_try
-from solver.programs.layers import plan_of, runs_seconds
+from solver.programs.layers import runs_seconds
 from solver.programs.planner import Solution, relaxed
 from solver.programs.polish import moved
 from solver.programs.search import Configuration, finish
+from solver.programs.tiles_and_routes import plan_of
 from solver.schedule.encoders.cost import request_seconds
 from solver.schedule.encoders.layer_table import layer_weights, taking
 

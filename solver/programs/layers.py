@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.base.spans import Span, largest_remainder
-from solver.cluster.cluster import Cluster
+from solver.base.spans import largest_remainder
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis
-from solver.plan.plan import Plan, Stage, StreamLayout
+from solver.plan.plan import StreamLayout
 from solver.programs.search import Configuration, Terms
-from solver.programs.shares import Held, Moves, Program, Shares
-from solver.schedule.encoders.cost import Cuts, alike_seconds, alike_turns
+from solver.programs.shares import ClockProgram, FoundShares, HeldBytes, Moves
+from solver.programs.tiles_and_routes import Runs, in_order, plan_of
+from solver.schedule.encoders.cost import AlikePlans, alike_seconds, alike_turns
 from solver.schedule.encoders.layer_table import (
     Integers,
     Units,
     layer_cuts,
-    layer_plan,
     layer_weights,
     taking,
     unit_count,
@@ -32,9 +31,6 @@ AT_ONCE = 1 << 18  # plans times pairs of ranks that are priced at once: arrays 
 PROBE = 0.1  # of a device's units: by how many plans differ from which the program of shares takes what a unit costs
 
 
-Runs = Sequence[tuple[Configuration, int]]  # layers of equal shares, and how many
-
-
 def runs_seconds(s: Setting, runs: Runs, number: int, units: Units) -> Floats:
     """Return the seconds of a request, [n], where a run of layers has any of these shares, [n, p], others their own.
 
@@ -42,8 +38,7 @@ def runs_seconds(s: Setting, runs: Runs, number: int, units: Units) -> Floats:
     """
     found = np.zeros(len(next(iter(units.values()))))
     for some in _together(runs, number, units):
-        alike = _Alike.of(s, runs, number, {axis: counts[some] for axis, counts in units.items()})
-        found[some] = alike_seconds(s, alike.plan, alike.cuts, alike.crew)
+        found[some] = alike_seconds(s, _alike(s, runs, number, {axis: own[some] for axis, own in units.items()}))
     return found
 
 
@@ -60,75 +55,45 @@ def _together(runs: Runs, number: int, units: Units) -> Iterator[NDArray[np.intp
         yield from (plans[start : start + most] for start in range(0, plans.size, most))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Alike:
-    """Plans that differ in the shares of one run of layers: that in which most devices have some, who has any, cuts."""
-
-    plan: Plan
-    crew: list[int]
-    cuts: Cuts
-
-    @classmethod
-    def of(cls, s: Setting, runs: Runs, number: int, units: Units) -> _Alike:
-        some, (layer, often) = taking(units), runs[number]
-        first = {axis: counts[int(some.sum(1).argmax())] for axis, counts in units.items()}
-        every = [*runs[:number], (replace(layer, units=first), often), *runs[number + 1 :]]
-        plan, plans = plan_of(s, every), len(some)
-        shares = [
-            units if own is every[number][0]
-            else {axis: np.repeat(counts[None], plans, 0) for axis, counts in own.units.items()}
-            for own, _ in in_order(every)
-        ]  # fmt: skip
-        crew = sorted({0, *plan.stages[0].active, *np.flatnonzero(some.any(0)).tolist()})
-        layers = [(layer, own) for (_, layer), own in zip(plan.stages[0].layers, shares, strict=True)]
-        return cls(plan, crew, lambda ranks: [layer_cuts(s, layer, own, ranks) for layer, own in layers])
+def _alike(s: Setting, runs: Runs, number: int, units: Units) -> AlikePlans:
+    """Return plans in which a run has any of these shares, [n, p], by that in which most devices have some."""
+    some, (layer, often) = taking(units), runs[number]
+    first = {axis: counts[int(some.sum(1).argmax())] for axis, counts in units.items()}
+    every = [*runs[:number], (replace(layer, units=first), often), *runs[number + 1 :]]
+    plan, plans = plan_of(s, every), len(some)
+    shares = [
+        units if own is every[number][0]
+        else {axis: np.repeat(counts[None], plans, 0) for axis, counts in own.units.items()}
+        for own, _ in in_order(every)
+    ]  # fmt: skip
+    crew = sorted({0, *plan.stages[0].active, *np.flatnonzero(some.any(0)).tolist()})
+    layers = [(layer, own) for (_, layer), own in zip(plan.stages[0].layers, shares, strict=True)]
+    return AlikePlans(plan, crew, lambda ranks: [layer_cuts(s, layer, own, ranks) for layer, own in layers])
 
 
-def in_order(runs: Runs) -> Runs:
-    """Return the runs so that kinds that leave the stream in rows stand together."""
-    return sorted(runs, key=lambda run: (run[0].kind.ends_by_rows, str(run[0].kind)))
-
-
-def plan_of(s: Setting, runs: Runs, cluster: Cluster | None = None) -> Plan:
-    """Lay the runs one after the other; without a cluster, only to be priced."""
-    spans, start = [], 0
-    for layer, count in in_order(runs):
-        spans.append((Span(start, start + count), layer_plan(s, layer.kind, layer.units)))
-        start += count
-    names = tuple(map(str, range(s.devices))) if cluster is None else cluster.names
-    return Plan(
-        (Stage(names, tuple(spans)),),
-        model_name=s.spec.name,
-        model_fingerprint=s.spec.fingerprint,
-        cluster_fingerprint="" if cluster is None else cluster.fingerprint,
-        system="hepti",
-        rows=s.rows,
-        tile_rows=s.tile_rows,
-        wire=s.wire,
-    )
-
-
-def program_of(s: Setting, layer: Configuration, terms: Terms, reach: float = 1.0) -> tuple[Program, Integers]:
+def program_of(s: Setting, layer: Configuration, terms: Terms, reach: float = 1.0) -> tuple[ClockProgram, Integers]:
     """Return the program of shares around a layer, of a request all of whose layers are like it, and of which devices.
 
     Parameters
     ----------
     reach
-        As of `Program`.
+        As of `ClockProgram`.
     """
     units, weights, layers = np.stack(list(layer.units.values())), layer_weights(s, layer.kind), s.spec.layers
     crew = np.flatnonzero(units.any(0) | (np.arange(s.devices) == 0))
     moves = Moves.of(units[:, crew], PROBE)
     every = np.zeros((1 + moves.count, *units.shape), np.int64)
     every[:, :, crew] = moves.plans
-    alike = _Alike.of(s, [(layer, layers)], 0, {axis: every[:, number] for number, axis in enumerate(layer.units)})
+    alike = _alike(s, [(layer, layers)], 0, {axis: every[:, number] for number, axis in enumerate(layer.units)})
     per_unit = np.array([float(weights.per_unit.get(axis, 0)) for axis in layer.units])
     rows = layer.units.get(Axis.ROWS, np.zeros(s.devices, np.int64))[crew]
-    held = Held(per_unit, np.where(rows > 0, float(weights.whole), 0.0), terms.caps[crew], layers * terms.prices[crew])
-    return Program(*alike_turns(s, alike.plan, alike.cuts, alike.crew), moves, reach, held), crew
+    held = HeldBytes(
+        per_unit, np.where(rows > 0, float(weights.whole), 0.0), terms.caps[crew], layers * terms.prices[crew]
+    )
+    return ClockProgram(*alike_turns(s, alike), moves, reach, held), crew
 
 
-def whole_shares(s: Setting, layer: Configuration, found: Shares, crew: Integers) -> Units:
+def whole_shares(s: Setting, layer: Configuration, found: FoundShares, crew: Integers) -> Units:
     """Return what a program found in whole units, the nearest that add up."""
     whole = {}
     for axis, own in zip(layer.units, found.units, strict=True):

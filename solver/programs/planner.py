@@ -28,7 +28,7 @@ from solver.plan.plan import Plan, StreamLayout, Wire
 from solver.plan.routes import Route
 from solver.programs import integer
 from solver.programs.candidates import again, alone, candidates, finished, nearby, one_of_each_kind
-from solver.programs.layers import Runs, plan_of, program_of, whole_shares
+from solver.programs.layers import program_of, whole_shares
 from solver.programs.polish import Room, polished, with_other_crew
 from solver.programs.search import (
     JOINING,
@@ -41,8 +41,8 @@ from solver.programs.search import (
     redraft,
     undominated,
 )
-from solver.programs.shares import Shares
-from solver.programs.tiles_and_routes import TILE_ROWS, best_sent
+from solver.programs.shares import FoundShares
+from solver.programs.tiles_and_routes import TILE_ROWS, Runs, best_sent, plan_of
 from solver.schedule.encoders.cost import price, request_seconds, setting
 from solver.schedule.encoders.layer_table import (
     kind_by_rows,
@@ -105,7 +105,7 @@ class Solution:
     mix_bound_s: float
 
     @cached_property
-    def relaxed(self) -> Shares:
+    def relaxed(self) -> FoundShares:
         """What the program of shares finds around the best layer, of a request of its like, in fractions of units."""
         found = relaxed(self.setting, self.best, self.terms)
         assert found is not None, "the layer itself fulfils it"
@@ -400,7 +400,7 @@ def _prices(s: Setting, found: Sequence[Configuration], room: Floats) -> integer
     return integer.prices(seconds, held, room, s.spec.layers)
 
 
-def relaxed(s: Setting, layer: Configuration, terms: Terms) -> Shares | None:
+def relaxed(s: Setting, layer: Configuration, terms: Terms) -> FoundShares | None:
     """Return what the program of shares finds around a layer, in fractions of units; None where memory allows none.
 
     Of a request all of whose layers are like it; arrays are of all ranks.
@@ -415,7 +415,7 @@ def relaxed(s: Setting, layer: Configuration, terms: Terms) -> Shares | None:
         return every
 
     worth = (of_all(values) for values in (found.by_speed, found.by_link, found.per_byte))
-    return Shares(of_all(found.units), found.seconds, found.cost, *worth)
+    return FoundShares(of_all(found.units), found.seconds, found.cost, *worth)
 
 
 def _scarce(s: Setting, room: Floats, found: list[Configuration]) -> tuple[list[Configuration], Floats, float]:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from solver.cluster.curves import Floats
-from solver.programs.layers import Runs, runs_seconds
+from solver.programs.layers import runs_seconds
 from solver.programs.moves import crew_moves, pairs, spreads
 from solver.programs.search import MANY, Configuration
+from solver.programs.tiles_and_routes import Runs
 from solver.schedule.encoders.layer_table import Units, layer_weights, taking
 from solver.schedule.encoders.setting import Setting
 from solver.schedule.exchange import Mask

@@ -102,7 +102,7 @@ class Moves:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shares:
+class FoundShares:
     """What the program found.
 
     Parameters
@@ -127,7 +127,7 @@ class Shares:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class HeldBytes:
     """Bytes that devices hold of what shares are of.
 
     Parameters
@@ -146,7 +146,7 @@ class Held:
     prices: Floats
 
 
-class Program:
+class ClockProgram:
     """The program for the turns of a plan and of those to which moves lead, [1 + K, ...] each; of seconds.
 
     Parameters
@@ -162,7 +162,7 @@ class Program:
     """
 
     def __init__(
-        self, machine: Machine, turns: Iterable[ClockTurn], moves: Moves, reach: float, held: Held | None = None
+        self, machine: Machine, turns: Iterable[ClockTurn], moves: Moves, reach: float, held: HeldBytes | None = None
     ) -> None:
         self.machine, self.moves, self.p = machine, moves, machine.devices
         self.y = np.arange(moves.count)
@@ -185,7 +185,7 @@ class Program:
         self.last = self.rows.variables(1, cost=1.0)
         self._after(np.repeat(self.last, self.p), ready, np.arange(self.p), self._nothing(self.p), periods)  # (C9)
 
-    def solve(self, whole: Collection[int] = ()) -> Shares | None:
+    def solve(self, whole: Collection[int] = ()) -> FoundShares | None:
         """Solve it; None where nothing fulfils it.
 
         Parameters
@@ -201,7 +201,7 @@ class Program:
             per_byte = -duals[self.memory] / MS / self.scale
         seconds = float(values[self.last[0]]) / MS
         cost = self.charged + float(values @ self.rows.cost) / MS
-        return Shares(self.moves.moved(values[self.y]), seconds, cost, worth[: self.p], worth[self.p :], per_byte)
+        return FoundShares(self.moves.moved(values[self.y]), seconds, cost, worth[: self.p], worth[self.p :], per_byte)
 
     def _units(self, reach: float) -> None:
         """(C1)."""
@@ -213,7 +213,7 @@ class Program:
                 self.rows.bound(self.y[mine], -np.minimum(has, reach * has + 1), reach * has + 1)
                 self.rows.add({int(k): 1.0 for k in mine}, -reach * most - 1, min(most, reach * most + 1))
 
-    def _memory(self, held: Held) -> NDArray[np.int64]:
+    def _memory(self, held: HeldBytes) -> NDArray[np.int64]:
         """(C2); and bytes are charged with their prices."""
         moves, every = self.moves, self.y
         change = np.zeros((self.p, moves.count))  # bytes a unit that moves

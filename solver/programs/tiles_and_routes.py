@@ -1,18 +1,20 @@
-"""How a plan sends: in how large tiles of rows, and by which routes. Shares stay as they are."""
+"""How runs of layers make a plan: one after the other, in tiles of so many rows, and by which routes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from solver.base.spans import Span
 from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.plan import BlockPlan, Plan, Stage, StreamLayout
 from solver.plan.routes import Route
+from solver.programs.search import Configuration
 from solver.schedule.encoders.cost import request_seconds, setting
-from solver.schedule.encoders.layer_table import LayerKind, Units, layer_seconds, taking
+from solver.schedule.encoders.layer_table import LayerKind, Units, layer_plan, layer_seconds, taking
 from solver.schedule.encoders.setting import Setting
 from solver.schedule.encoders.stages import predict_plan
 
@@ -22,6 +24,33 @@ Sent = TypeVar("Sent")
 # fifths of their speed, and smaller tiles never paid.
 TILE_ROWS = (0, 128, 64, 48, 32)
 ROUTED = 48  # tiles that routes are tried with besides: what is passed on has to come in parts
+
+
+Runs = Sequence[tuple[Configuration, int]]  # layers of equal shares, and how many
+
+
+def in_order(runs: Runs) -> Runs:
+    """Return the runs so that kinds that leave the stream in rows stand together."""
+    return sorted(runs, key=lambda run: (run[0].kind.ends_by_rows, str(run[0].kind)))
+
+
+def plan_of(s: Setting, runs: Runs, cluster: Cluster | None = None) -> Plan:
+    """Lay the runs one after the other; without a cluster, only to be priced."""
+    spans, start = [], 0
+    for layer, count in in_order(runs):
+        spans.append((Span(start, start + count), layer_plan(s, layer.kind, layer.units)))
+        start += count
+    names = tuple(map(str, range(s.devices))) if cluster is None else cluster.names
+    return Plan(
+        (Stage(names, tuple(spans)),),
+        model_name=s.spec.name,
+        model_fingerprint=s.spec.fingerprint,
+        cluster_fingerprint="" if cluster is None else cluster.fingerprint,
+        system="hepti",
+        rows=s.rows,
+        tile_rows=s.tile_rows,
+        wire=s.wire,
+    )
 
 
 def best_sending(s: Setting, plan: Plan) -> Plan:

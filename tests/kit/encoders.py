@@ -12,8 +12,8 @@ from solver.model.blocks import Cut
 from solver.model.spec import ImageInput, TextInput, encoder, tensor_shapes, with_layers
 from solver.plan.plan import BlockPlan, Plan, Stage, StreamLayout, layer_by_rows
 from solver.plan.routes import Route
-from solver.schedule.encoders.cost import alike_seconds
-from solver.schedule.encoders.placing import CutBlock, batch_rows, cuts_of
+from solver.schedule.encoders.cost import AlikePlans, alike_seconds
+from solver.schedule.encoders.placing import CutBlock, batch_rows, cuts_of, request_crew
 from tests.kit import reference
 from tests.kit.plans import like
 from weights.synthesize import encoder_spread, synthetic_rows
@@ -169,7 +169,7 @@ def requests_seconds(s, plans):
             ]
             return [tuple(map(together, zip(*layers, strict=True))) for layers in zip(*of_each, strict=True)]
 
-        found[numbers] = alike_seconds(s, some[0], cuts)
+        found[numbers] = alike_seconds(s, AlikePlans(some[0], request_crew(some[0]), cuts))
     return found
 
 

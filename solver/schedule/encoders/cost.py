@@ -8,7 +8,7 @@ of equal shares, `timing` and `pricing` add up steps that all ranks end together
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from solver.schedule.encoders.placing import (
     LayerCuts,
     batch_rows,
     cut_schedule,
-    request_crew,
     request_schedule,
 )
 from solver.schedule.encoders.setting import Setting
@@ -72,32 +71,44 @@ def request_seconds(s: Setting, plan: Plan) -> float:
 Cuts = Callable[[Sequence[int]], Sequence[LayerCuts]]  # how some ranks cut each run of layers, of n plans
 
 
-def alike_seconds(s: Setting, plan: Plan, cuts: Cuts, crew: Sequence[int] | None = None) -> Floats:
-    """Return the seconds of a request by plans like one but for shares, [n]: all are priced at once.
+@dataclass(frozen=True, slots=True, eq=False)
+class AlikePlans:
+    """Plans like one but for shares.
 
     Any devices may have some of an axis, but several: of what one has alone there would be no exchange. Where norms
     are on full, two take part under all of the plans, or more under all.
 
     Parameters
     ----------
+    plan
+        One of them.
     crew
-        The ranks that have some under any; None: those of the plan.
+        The ranks that have some under any.
+    cuts
+        How these cut each run of layers.
     """
-    crew = request_crew(plan) if crew is None else crew
-    return np.atleast_1d(seconds_of_turns(replace(s, wire=plan.wire), crew, _alike_steps(s, plan, cuts, crew)))
+
+    plan: Plan
+    crew: Sequence[int]
+    cuts: Cuts
+
+    def steps(self, s: Setting) -> list[AnyStep]:
+        """Return what ranks do with a request."""
+        rows = batch_rows(self.plan.stages[0], self.crew, [s.rows], self.plan.tile_rows)
+        if rows.sums:
+            sums = {ranks: shared_alike(Span(0, s.rows), ranks) for ranks in range(3, len(self.crew) + 1)}
+            rows = replace(rows, sums=sums)
+        return cut_schedule(s.spec, self.plan, self.crew, rows, self.cuts(self.crew))
 
 
-def alike_turns(s: Setting, plan: Plan, cuts: Cuts, crew: Sequence[int]) -> tuple[Machine, list[ClockTurn]]:
-    """Return the turns of a request by these plans, and the machine whose clocks they pass; arguments as above."""
-    return turns_of_some(replace(s, wire=plan.wire), crew, _alike_steps(s, plan, cuts, crew))
+def alike_seconds(s: Setting, alike: AlikePlans) -> Floats:
+    """Return the seconds of a request by each of some plans, [n]: all are priced at once."""
+    return np.atleast_1d(seconds_of_turns(replace(s, wire=alike.plan.wire), alike.crew, alike.steps(s)))
 
 
-def _alike_steps(s: Setting, plan: Plan, cuts: Cuts, crew: Sequence[int]) -> list[AnyStep]:
-    rows = batch_rows(plan.stages[0], crew, [s.rows], plan.tile_rows)
-    if rows.sums:
-        sums = {ranks: shared_alike(Span(0, s.rows), ranks) for ranks in range(3, len(crew) + 1)}
-        rows = replace(rows, sums=sums)
-    return cut_schedule(s.spec, plan, crew, rows, cuts(crew))
+def alike_turns(s: Setting, alike: AlikePlans) -> tuple[Machine, list[ClockTurn]]:
+    """Return the turns of a request by these plans, and the machine whose clocks they pass."""
+    return turns_of_some(replace(s, wire=alike.plan.wire), alike.crew, alike.steps(s))
 
 
 def check_in_one(plan: Plan) -> None:

@@ -51,7 +51,7 @@ from solver.systems.convnets.common import (
 )
 
 if TYPE_CHECKING:
-    from solver.programs.convex import BestShares
+    from solver.programs.convnets.best_shares import BestShares
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,7 +200,7 @@ def optimum(
     always = watts @ terms.call_s[own] * len(terms.segment_s) + sending @ halo_sent_s[own]
     always += terms.compute_watts[0] * terms.rest_s
     within_s = None if deadline_s is None else deadline_s - fixed_s
-    from solver.programs.convex import best_shares  # cvxpy takes 0.9 s to import
+    from solver.programs.convnets.best_shares import best_shares  # cvxpy takes 0.9 s to import
 
     found = best_shares(stages, most, None if deadline_s is None else joules, within_s)
     if found is None:

@@ -166,7 +166,7 @@ def near_shares(
                 per_byte = 1 / links.bandwidth[e, own[d]]
                 slopes.append(compute[d] + line * per_byte)
                 fixed.append(calls[d] + flow.finish[e] + links.latency_s[e, own[d]] + constant * per_byte)
-    from solver.programs.convex import best_shares  # cvxpy takes 0.9 s to import
+    from solver.programs.convnets.best_shares import best_shares  # cvxpy takes 0.9 s to import
 
     found = best_shares([(np.array(slopes), np.array(fixed))], np.ones(own.size))
     assert found is not None  # any shares are possible

@@ -7,8 +7,8 @@ import pytest
 
 from solver.model.named import named_model
 from solver.programs.explain import kinds_tried, least_shares
-from solver.programs.layers import plan_of
 from solver.programs.planner import solve
+from solver.programs.tiles_and_routes import plan_of
 from solver.schedule.encoders.cost import request_seconds
 from solver.schedule.encoders.layer_table import taking
 from tests.kit.clusters import pis

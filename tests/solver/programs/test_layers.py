@@ -5,8 +5,9 @@ import pytest
 
 from solver.cluster.named import find_cluster
 from solver.model.named import named_model
-from solver.programs.layers import plan_of, runs_seconds
+from solver.programs.layers import runs_seconds
 from solver.programs.search import Configuration
+from solver.programs.tiles_and_routes import plan_of
 from solver.schedule.encoders.cost import request_seconds, setting
 from solver.schedule.encoders.layer_table import layer_kinds, unit_count
 from tests.kit.clusters import pis

@@ -4,9 +4,9 @@ import numpy as np
 
 from solver.model.blocks import Axis
 from solver.model.named import named_model
-from solver.programs.layers import plan_of
 from solver.programs.polish import Room, polished, with_other_crew
 from solver.programs.search import Configuration
+from solver.programs.tiles_and_routes import plan_of
 from solver.schedule.encoders.cost import request_seconds, setting
 from solver.schedule.encoders.layer_table import layer_kinds, layer_weights, taking
 from tests.kit.clusters import pis

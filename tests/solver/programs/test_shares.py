@@ -7,8 +7,9 @@ import pytest
 
 from solver.base.spans import largest_remainder
 from solver.model.named import named_model
-from solver.programs.layers import plan_of, program_of, whole_shares
+from solver.programs.layers import program_of, whole_shares
 from solver.programs.search import Configuration, Terms
+from solver.programs.tiles_and_routes import plan_of
 from solver.schedule.encoders.cost import request_seconds, setting
 from solver.schedule.encoders.layer_table import layer_kinds, layer_weights, unit_count
 from tests.kit.clusters import pis
