@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 
@@ -63,9 +64,10 @@ def kinds_tried(solution: Solution, advance: Callable[[int], None] = lambda _: N
         if not layers:
             continue
         starts = [layer for draft in drafts if (layer := finish(draft, terms, s.devices)) is not None]
-        start_s = min(map(cost, starts), default=np.inf)
-        best = min((*layers, *starts), key=cost)
-        best_s = fractions_s = cost(best)
+        priced = [(cost(layer), layer) for layer in (*starts, *layers)]
+        start_s = min((seconds for seconds, _ in priced[: len(starts)]), default=np.inf)
+        best_s, best = min(priced, key=itemgetter(0))
+        fractions_s = best_s
         if len(best.crew) > 1 and (found := relaxed(s, best, terms)) is not None:
             fractions_s = min(best_s, found.cost)
         yield KindTried(str(kind), best.crew, start_s, best_s, fractions_s, time.process_time() - started)

@@ -368,7 +368,7 @@ class _Rows:
     """Variables and rows of a linear program; the first variables are those along which quantities gain."""
 
     def __init__(self, gaining: int) -> None:
-        self.gaining, self.count, self.number = gaining, 0, 0
+        self.count = self.number = 0
         self.least, self.most, self.cost = list[float](), list[float](), list[float]()
         self.low, self.high = list[Floats](), list[Floats]()
         self.places, self.columns, self.values = list[Any](), list[Any](), list[Any]()

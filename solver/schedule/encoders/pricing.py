@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from solver.base.spans import Span
-from solver.cluster.curves import Floats, Kernel
+from solver.cluster.curves import Floats
 from solver.model.blocks import Axis, Block, Cut
 from solver.plan.plan import StreamLayout
 from solver.plan.routes import Route
 from solver.schedule.encoders import steps
 from solver.schedule.encoders.setting import Setting
+from solver.schedule.encoders.turn_costs import without_keys
 from solver.schedule.exchange import Exchange, Mask, cross, gather, of_matrix, scatter, tile_counts
 from solver.schedule.timing import BlockCount, Load, TimedStep, Transfer, Values, plus
 
@@ -364,10 +365,7 @@ def block_seconds(s: Setting, block: Block, halves: Span = steps.BOTH_HALVES) ->
 
 def _without_keys(s: Setting, step: steps.GatherInput, rows: Floats) -> Floats:
     """Return the seconds from Q to the context of own rows without K and V."""
-    H, A, keys, bank = s.spec.hidden, step.attend.size, s.work.keys, s.machine.bank
-    # A head's queries are as wide as the stream, and meet all rows of it twice.
-    wide = bank.seconds(Kernel.PROJECT, A * rows, H * keys)
-    return np.asarray(2 * wide + 2 * bank.seconds(Kernel.CONTRACT, rows, H * H) + bank.attend(rows, keys, A, 0))
+    return without_keys(s.machine.bank, rows, s.work.keys, step.attend.size, s.spec.hidden)
 
 
 def avoiding(s: Setting, block: Block, rows: Any, devices: Any) -> Mask:
