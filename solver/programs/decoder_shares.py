@@ -1,36 +1,21 @@
-"""The plan within a stage of a language model as an integer program: who takes part, with how many units of what.
+"""Shares within a stage of a language model: who takes part, with how many units of what.
 
-Units are query heads, mostly those of a whole group that shares keys and values, blocks of columns, and words. With k
-over the axes along which blocks are cut, mostly heads and columns, and words, i over the devices, U_k the units that
-there are; f over the phases, the blocks of every axis for a token and for a prompt, and the head, omega_f how often
-each is in an answer; a and b the lines whose maximum is a device's seconds over its units (the lower hull of its curve,
-sending its summand included):
-
-    minimise    sum_f omega_f T_f + X
-    subject to  (C1)  sum_i u_ki = U_k
-                (C2)  u_ki <= U_k z_ki,  z_ki <= y_i,  z_words,i <= sum of the other z_ki
-                (C3)  sum_i y_i = n
-                (C4)  m_i y_i + sum_k (c_k z_ki + w_k u_ki) <= M_i            weights, cache, work
-                (C5)  T_f >= a z_ki + b u_ki              every line of i, k the units of f
-                (C6)  X >= x_i y_i,  X >= x_ij (y_i + y_j - 1)                narrow links i, j
-                (C7)  y_i >= y_j,  u_0i >= u_0j                i and j alike in all numbers, i before j
-                      u whole and not negative (but for the first axis, of more than FEW: rounded), y and z 0 or 1
-
-T_f is the slowest device's compute, X the exchanges of an answer among n devices: x_i what they take that i is in.
-Every n is solved for, since what an exchange takes depends on it, and heads that are finer than groups for the best n
-and the next. The plans that come of it are priced as they will run (`solver.schedule.decoders.cost`); a descent moves
-single units between devices, in finer ones than the program has.
-
-The objective is the seconds of an answer: omega is 1 for a prompt's phases, and for a token's as many as are asked for.
+Units are query heads, mostly those of a whole group that shares keys and values, blocks of columns, and words. Crews
+grow by the device with which an answer is estimated to be soonest: on every axis the shares are those of least makespan
+that memory has room for, and after every block all have its sum. Of the crews that are estimated to be nearly as fast
+as the fastest, shares are bettered by the clocks of ranks (`solver.programs.polish`): by the program of shares for the
+passes of an answer, a token's as often as tokens are asked for, and those of a prompt's chunks; then move by move, in
+finer heads, too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
-from itertools import accumulate, groupby, pairwise
+from functools import cached_property
+from itertools import chain, groupby
+from operator import itemgetter
 
 import numpy as np
 
@@ -38,17 +23,18 @@ from solver.base.arrays import FLOAT_BYTES
 from solver.base.spans import Partition, Span
 from solver.cluster.curves import Floats
 from solver.model.blocks import BlockKind
-from solver.model.kinds.part import WORD
+from solver.model.kinds.part import WORD, Spans
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, cut_unit, totals_of
-from solver.programs.integer import SharesProgram, least_answer
+from solver.programs.first_shares import least_makespan
+from solver.programs.moves import least_changes
+from solver.programs.polish import FEW_UNITS, by_program, polished
+from solver.programs.shares import ClockProgram, HeldBytes, Moves
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.cost import (
-    CANDIDATE_BYTES,
     DecoderSetting,
-    SumTimes,
-    answer_seconds,
+    answer_turns,
     chunks,
-    sent_over,
+    cut_seconds,
     summed,
     two_steps_from,
 )
@@ -59,15 +45,18 @@ from solver.schedule.decoders.memory import (
     most_memory,
     work_bytes,
 )
+from solver.schedule.encoders.layer_table import Integers
+from solver.schedule.exchange import Mask
+from solver.schedule.timing import UNREST_S
 
-MOST_UNITS = 32  # of what is small and many: finer ones are the descent's
+MOST_UNITS = 32  # of what is small and many, in first shares
+MOST_MOVED = 256  # of them in programs and moves
 WORDS = 32  # the least unit of words
-FEW = 16  # units of all axes but the first: of more they are rounded behind the program
-TIED = 0.99  # of the slowest device's seconds
-LINE = 1e-3  # of a curve's largest value: lines nearer than that are one
-
-Counts = tuple[tuple[int, ...], ...]  # of every axis, words at last: units of every device
-Lines = Sequence[Sequence[tuple[float, float]]]  # of every device
+WIDE = 2  # crews of every number that grow
+# How much slower than the fastest crews are estimated that programs are solved for, and how many.
+NEAR, PROGRAMS = 1.3, 4
+POLISHED = 2  # crews
+PROBE = 0.1  # of a device's units: by how many plans differ from which the program takes what a unit costs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,12 +93,17 @@ class SharedAxis:
         """How many blocks of the stage are cut along it."""
         return sum(often for _, often in self.kinds)
 
-    def sizes(self) -> list[int]:
-        """Return of how many units one of the program may be, the largest first."""
+    def size(self, most: int) -> int:
+        """Return of how many units one is that is given away: whole groups, or `most` in all, of what is small."""
         if self.group:
-            return sorted({math.lcm(self.group, self.least), min(self.least, self.total)}, reverse=True)
-        many = -(-self.total // MOST_UNITS)
-        return [-(-many // self.least) * self.least or self.least]
+            return math.lcm(self.group, self.least)
+        many = -(-self.total // most)
+        return -(-many // self.least) * self.least or self.least
+
+    @property
+    def finest(self) -> int:
+        """Return the same, but within groups."""
+        return self.least if self.group else self.size(MOST_MOVED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +112,8 @@ class StageTask:
 
     Parameters
     ----------
+    devices
+        Their names, in rank order.
     room : [p] bytes
         For weights, cache and work, and the program; below zero: takes no part.
     layers
@@ -127,6 +123,7 @@ class StageTask:
     """
 
     s: DecoderSetting
+    devices: tuple[str, ...]
     asked: TokenRequest
     room: Floats
     layers: Span
@@ -145,139 +142,168 @@ class StageTask:
         return [*found, SharedAxis(WORD, [(model.head_block, 1)], model.vocab * self.words, WORDS)]
 
     @property
-    def totals(self) -> tuple[int, ...]:
+    def totals(self) -> Integers:
         """Units of every axis."""
-        return tuple(axis.total for axis in self.axes)
+        return np.array([axis.total for axis in self.axes])
 
     @property
     def blocks(self) -> int:
         """How many blocks the stage has: each ends with a sum."""
         return sum(axis.blocks for axis in self.axes[:-1])
 
+    @property
+    def able(self) -> list[int]:
+        """Who may take part."""
+        return [int(rank) for rank in np.flatnonzero(self.room > 0)]
 
-def unit_sizes(task: StageTask) -> list[tuple[int, ...]]:
-    """Return of how many units of every axis one of the program may be: whole groups, then less if blocks allow it."""
-    every = [axis.sizes() for axis in task.axes]
-    return list(dict.fromkeys((tuple(own[0] for own in every), tuple(own[-1] for own in every))))
+    def exact(self, units: Integers, sizes: Integers) -> Integers:
+        """Return how many units of every axis consecutive ones of these sizes are, [..., axes, p]; a last may be less.
+
+        Parameters
+        ----------
+        sizes : [axes]
+            Units of each.
+        """
+        stops = np.minimum(np.cumsum(units, -1) * sizes[:, None], self.totals[:, None])
+        return np.asarray(np.diff(stops, prepend=0))
+
+    def plan(self, counts: Integers) -> DecoderPlan:
+        """Return the plan of one stage with so many units, [axes, p]."""
+        *shares, words = map(Partition.of_counts, counts.tolist())
+        names, asked = (axis.name for axis in self.axes), self.asked
+        stage = DecoderStage(self.layers, dict(zip(names, shares, strict=False)))
+        return DecoderPlan(
+            "", self.devices, (stage,), words,
+            wire=asked.wire, precision=asked.precision, cache=asked.cache,
+            context=asked.context, sequences=asked.sequences, two_steps_from=two_steps_from(self.s, (stage,)),
+        )  # fmt: skip
+
+    def held_bytes(self, counts: Integers) -> Floats:
+        """Return the bytes that every device needs for so many units, [axes, p], at the most: [p]."""
+        needs = most_memory(self.s.model, self.plan(counts))
+        return np.array([float(own.total - own.embedding) for own in needs])
+
+    def has_room(self, counts: Integers) -> bool:
+        """Return whether memory has room for so many units, [axes, p]."""
+        return bool((self.held_bytes(counts) <= self.room)[counts.any(0)].all())
+
+    # First shares: by least makespan
+
+    @cached_property
+    def whole_groups(self) -> FirstUnits:
+        """What coarse units take."""
+        return FirstUnits.of(self, [axis.size(MOST_UNITS) for axis in self.axes])
+
+    @cached_property
+    def within_groups(self) -> FirstUnits:
+        """The same, where groups are cut."""
+        return FirstUnits.of(self, [axis.least if axis.group else axis.size(MOST_UNITS) for axis in self.axes])
+
+    def cuts_groups(self, crew: Sequence[int]) -> bool:
+        """Return whether there are fewer groups of an axis than are in a crew."""
+        groups = [axis.group > 0 for axis in self.axes]
+        return bool((self.whole_groups.counts[groups] < len(crew)).any())
+
+    def first_shares(self, crew: Sequence[int]) -> list[tuple[float, Integers]]:
+        """Return shares among a crew by least makespan, [axes, p], and about their seconds; none without room for any.
+
+        What has the largest units is shared out first, and all else in the room that it leaves; or each axis within a
+        like part of the room.
+        """
+        first, every = self.within_groups if self.cuts_groups(crew) else self.whole_groups, np.arange(self.s.devices)
+        own = work_bytes(self.s.model, self.asked, 0, 0, shared=int(len(crew) > 1))
+        room = np.where(np.isin(every, crew), self.room - own, -1.0)
+        part = np.clip(room / float(first.share_bytes.sum() + first.unit_bytes @ first.counts), 0.0, 1.0)
+        found = list[Integers]()
+        for alike in (False, True):
+            units, left = np.zeros((len(self.axes), self.s.devices), np.int64), room.copy()
+            for k in np.argsort(-first.unit_bytes, kind="stable").tolist():
+                if not (total := int(first.counts[k])):
+                    continue
+                most = np.ceil(part * total) if alike else (left - first.share_bytes[k]) // first.unit_bytes[k]
+                most = np.clip(most, 0, total).astype(np.int64)
+                if most.sum() < total:
+                    break
+                units[k] = least_makespan(first.seconds[k], most, total)
+                left -= np.where(units[k] > 0, first.share_bytes[k] + first.unit_bytes[k] * units[k], 0.0)
+            units[-1, ~units[:-1].any(0)] = 0  # who has words has a share of the blocks
+            if (units.sum(1) == first.counts).all() and not any((units == other).all() for other in found):
+                found.append(units)
+        return [(self._estimated_s(first, units), self.exact(units, first.sizes)) for units in found]
+
+    def _estimated_s(self, first: FirstUnits, units: Integers) -> float:
+        """Return about the seconds of an answer: all have computed, and then comes a sum."""
+        crew, every = np.flatnonzero(units.any(0)).tolist(), np.arange(self.s.devices)
+        computed = sum(float(own[some, every].max()) for own, some in zip(first.seconds, units, strict=True))
+        return computed + (self.blocks * self._sums(crew) if len(crew) > 1 else 0.0)
+
+    def _sums(self, crew: list[int]) -> float:
+        """Return the seconds of the sums after a block, of all passes of an answer."""
+        passes = [(self.asked.tokens, 1), *((1, rows) for rows, _ in chunks(self.asked.prompt))]
+        return sum(often * summed(self.s, crew, crew, rows).longest_s for often, rows in passes)
+
+    def crews(self) -> list[tuple[float, Integers]]:
+        """Return first shares of crews, [axes, p], and about their seconds; the soonest first."""
+        found, grown = dict[tuple[int, ...], list[tuple[float, Integers]]](), [tuple[int, ...]()]
+        for size in range(1, len(self.able) + 1):
+            for crew in {tuple(sorted((*some, rank))) for some in grown for rank in self.able if rank not in some}:
+                if shares := self.first_shares(crew):
+                    found[crew] = shares
+            # Where memory has no room the fastest grow.
+            every = sorted((crew for crew in found if len(crew) == size), key=lambda crew: found[crew][0][0])
+            grown = every[:WIDE] or [tuple(self.fastest[:size])]
+        return sorted(chain(*found.values()), key=itemgetter(0))
+
+    @property
+    def fastest(self) -> list[int]:
+        """Who may take part, the fastest by itself first."""
+        alone = sum((own[-1] for own in self.whole_groups.seconds), np.zeros(self.s.devices))
+        return sorted(self.able, key=lambda rank: float(alone[rank]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ShareUnits:
-    """What is counted in the program.
+class FirstUnits:
+    """What units of first shares take.
 
     Parameters
     ----------
-    sizes, counts
-        Of every axis: of how many of its units one of the program is, and U_k.
-    token, prompt
-        Of every axis but words the lines of every device, in all layers: of a token, and of a prompt's chunks together.
-    words
-        The lines of every device.
-    share_bytes, unit_bytes
-        c_k and w_k.
+    sizes, counts : [axes]
+        Of how many units one is, and how many there are.
+    seconds
+        Of every axis, [counts + 1, p]: of so many on every device, in all blocks and passes of an answer; rising.
+    share_bytes, unit_bytes : [axes]
+        What a share of an axis takes beside its units, and one of these.
     """
 
-    sizes: tuple[int, ...]
-    counts: tuple[int, ...]
-    token: Sequence[Lines]
-    prompt: Sequence[Lines]
-    words: Lines
-    share_bytes: tuple[float, ...]
-    unit_bytes: tuple[float, ...]
+    sizes: Integers
+    counts: Integers
+    seconds: Sequence[Floats]
+    share_bytes: Floats
+    unit_bytes: Floats
+
+    @classmethod
+    def of(cls, task: StageTask, sizes: Sequence[int]) -> FirstUnits:
+        """Return those of a stage that are of these sizes."""
+        counts = [-(-axis.total // size) for axis, size in zip(task.axes, sizes, strict=True)]
+        every = list(zip(task.axes, sizes, counts, strict=True))
+        seconds = [_answer_s(task, *own) for own in every]
+        share_bytes, unit_bytes = zip(*(_bytes(task, axis, size) for axis, size, _ in every), strict=True)
+        return cls(np.array(sizes), np.array(counts), seconds, np.array(share_bytes), np.array(unit_bytes))
 
 
-def units_of(task: StageTask, sizes: tuple[int, ...]) -> ShareUnits:
-    """Count in units of these sizes."""
+def _answer_s(task: StageTask, axis: SharedAxis, size: int, count: int) -> Floats:
+    """Return the seconds of 0 to `count` units of an axis on every device, [count + 1, p], in all passes."""
     asked = task.asked
-    counts = tuple(-(-axis.total // size) for axis, size in zip(task.axes, sizes, strict=True))
-    of_axes = list(zip(task.axes, sizes, counts, strict=True))
-    *token, words = (_lines(task, *own, [(1, asked.behind)]) for own in of_axes)
-    prompt = [_lines(task, *own, list(chunks(asked.prompt))) for own in of_axes[:-1]]
-    share, unit = zip(*(_bytes(task, *own[:2]) for own in of_axes), strict=True)
-    return ShareUnits(sizes, counts, token, prompt, words, share, unit)
-
-
-def shares(
-    task: StageTask, ranks: int, units: ShareUnits, below_s: float = np.inf, *, rounded: bool = False
-) -> Counts | None:
-    """Solve the program for so many ranks; None where memory has no room, or nothing takes less than `below_s`."""
-    found = least_answer(_program(task, ranks, units), ranks, below_s, rounded=rounded)
-    if found is None:
-        return None
-    return tuple(_clipped(own, size, total) for own, size, total in zip(found, units.sizes, task.totals, strict=True))
-
-
-def _clipped(units: Sequence[int], size: int, total: int) -> tuple[int, ...]:
-    """Return how many of `total` consecutive units of this size are; the last may not be full."""
-    stops = [min(size * stop, total) for stop in accumulate(units, initial=0)]
-    return tuple(stop - start for start, stop in pairwise(stops))
-
-
-def _program(task: StageTask, ranks: int, units: ShareUnits) -> SharesProgram:
-    s, asked = task.s, task.asked
-    tokens, prompt = _exchanges(task, ranks)
-    sends, joins = np.stack([[own.before[i], own.wire[i] + own.after[i]] for i, own in enumerate(tokens)], axis=1)
-    sends_prompt, joins_prompt = np.zeros((2, s.devices))
-    for often, every in prompt:
-        sends_prompt += often * np.array([own.before[i] for i, own in enumerate(every)])
-        joins_prompt += often * np.array([own.wire[i] + own.after[i] for i, own in enumerate(every)])
-    candidates = np.array([sent_over(s, [(rank, 0, CANDIDATE_BYTES)]).longest_s for rank in range(s.devices)])
-    # Candidates go back when the slowest has them: what that takes is a phase of its own.
-    back = [[(own, 0.0)] for own in candidates.tolist()]
-    phases = [(len(units.token), 1.0 + asked.tokens, lines) for lines in (units.words, back)]
-    for k, (axis, token, prompts) in enumerate(zip(task.axes, units.token, units.prompt, strict=False)):
-        phases.append((k, float(asked.tokens), _later(token, axis.blocks * sends)))
-        phases.append((k, 1.0, _later(prompts, axis.blocks * sends_prompt)))
-    own = work_bytes(s.model, asked, 0, 0, shared=int(ranks > 1))
-    return SharesProgram(
-        units.counts, phases, task.blocks * (asked.tokens * joins + joins_prompt), list(_pairs(task, ranks)),
-        task.room, np.full(s.devices, float(own)), units.share_bytes, units.unit_bytes,
-    )  # fmt: skip
-
-
-def _later(lines: Lines, seconds: Floats) -> Lines:
-    return [[(a + later, b) for a, b in own] for own, later in zip(lines, seconds.tolist(), strict=True)]
-
-
-def _lines(task: StageTask, axis: SharedAxis, size: int, count: int, passes: Sequence[tuple[int, int]]) -> Lines:
-    """Return the lines of an axis on every device, in all of its blocks and passes of (rows, behind)."""
-
-    def seconds(unit: int) -> Floats:
-        share, found = min(unit * size, axis.total), np.zeros(task.s.devices)
+    passes = [(asked.tokens, 1, asked.behind), *((1, rows, behind) for rows, behind in chunks(asked.prompt))]
+    if axis.name == WORD:
+        passes = [(asked.tokens + 1, 1, asked.behind)]
+    found = np.zeros((count + 1, task.s.devices))
+    for unit in range(1, count + 1):
+        share = min(unit * size, axis.total)
         for kind, often in axis.kinds:
-            for rows, behind in passes:
-                found += often * task.s.kind_s(kind, share, rows, behind)
-        return found
-
-    return _hulls(task, [seconds(unit) for unit in range(1, count + 1)])
-
-
-def _hulls(task: StageTask, seconds: Sequence[Floats]) -> Lines:
-    """Return every device's lines of seconds of 1 to U units, [U][p]; of devices that are alike, once computed."""
-    if not seconds:
-        return [[] for _ in range(task.s.devices)]
-    table = np.stack(seconds)
-    alike = {own.tobytes(): own for own in table.T}
-    found = {key: hull(own) for key, own in alike.items()}
-    return [found[own.tobytes()] for own in table.T]
-
-
-def hull(seconds: Floats) -> list[tuple[float, float]]:
-    """Return the lines (a, b) whose maximum is the lower hull of seconds of 1 to U units, [U], to a thousandth."""
-    found: list[tuple[float, float]] = []
-    first, last = 0, seconds.size - 1
-    if not last:
-        return [(0.0, float(seconds[0]))]
-    near = LINE * float(seconds[-1])
-    while first < last:
-        slopes = (seconds[first + 1 :] - seconds[first]) / np.arange(1, seconds.size - first)
-        # Of those that are hardly steeper than the least the farthest: noise makes no lines.
-        reach = np.arange(1, slopes.size + 1)
-        ahead = int(np.flatnonzero((slopes - slopes.min()) * reach <= near)[-1]) + 1
-        slope = float(slopes.min())
-        found.append((float(seconds[first]) - slope * (first + 1), slope))
-        first += ahead
-    return found
+            for times, rows, behind in passes:
+                found[unit] += often * times * task.s.kind_s(kind, share, rows, behind)
+    return np.maximum.accumulate(found)
 
 
 def _bytes(task: StageTask, axis: SharedAxis, size: int) -> tuple[float, float]:
@@ -310,217 +336,98 @@ def _bytes(task: StageTask, axis: SharedAxis, size: int) -> tuple[float, float]:
     return max(above, 0.0), slope
 
 
-def _exchanges(task: StageTask, ranks: int) -> tuple[list[SumTimes], list[tuple[int, list[SumTimes]]]]:
-    """Return of every device what a sum takes among so many ranks of which it is one: of a token, and of chunks.
+@dataclass(frozen=True, slots=True, eq=False)
+class PartedStage:
+    """A stage whose shares are sought (`solver.programs.polish.Parted`), in units of these sizes, [axes]."""
 
-    The others are those to which links are widest.
-    """
-    rows = [(often, size) for size, often in _counted([rows for rows, _ in chunks(task.asked.prompt)])]
-    groups = [_with_widest(task, ranks, [rank]) for rank in range(task.s.devices)]
+    task: StageTask
+    sizes: Integers
 
-    def every(size: int) -> list[SumTimes]:
-        return [summed(task.s, group, group, size) for group in groups]
+    def units(self, counts: Integers) -> Integers:
+        """Return in these sizes what are so many units, [axes, p]; a last one may be less."""
+        return np.asarray(-(-counts // self.sizes[:, None]))
 
-    return every(1), [(often, every(size)) for often, size in rows]
+    def seconds(self, units: Integers) -> Floats:
+        """Return the seconds of an answer by any of these shares, [n, axes, p]: [n]; those of one crew at once."""
+        found, counts = np.full(len(units), np.inf), self.task.exact(units, self.sizes)
+        idle = (counts[:, -1] > 0) & (counts[:, :-1] == 0).all(1)  # who has words has a share of the blocks
+        alike: dict[bytes, list[int]] = {}
+        for number, some in enumerate(counts > 0):
+            if not idle[number].any():
+                alike.setdefault(some.tobytes(), []).append(number)
+        for numbers in alike.values():
+            plan = self.task.plan(counts[numbers[0]])
+            found[numbers] = cut_seconds(self.task.s, plan, self._cuts(counts[numbers]), self.task.asked)
+        return found
 
+    def fits(self, units: Integers) -> Mask:
+        """Return for which of them memory has room, [n]."""
+        counts = self.task.exact(units, self.sizes)
+        return np.array([self.task.has_room(own) for own in counts])
 
-def _pairs(task: StageTask, ranks: int) -> Iterator[tuple[int, int, float]]:
-    """Yield the narrow links, and the seconds of all exchanges of an answer that have part in them."""
-    s, asked = task.s, task.asked
-    if ranks < 2:
-        return
-    for one, other, _, _ in s.machine.network.narrow:
-        group = _with_widest(task, ranks, [one, other])
-        seconds = asked.tokens * _longest(summed(s, group, group, 1))
-        seconds += sum(_longest(summed(s, group, group, rows)) for rows, _ in chunks(asked.prompt))
-        yield one, other, task.blocks * seconds
+    def program(self, units: Integers) -> ClockProgram:
+        """Return the program of shares around some, [axes, p]."""
+        task = self.task
+        counts = task.exact(units, self.sizes)
+        moves = Moves.of(units, PROBE)
+        per_unit = np.array([_bytes_of(task, *own) for own in zip(task.axes, self.sizes.tolist(), strict=True)])
+        whole = task.held_bytes(counts) - per_unit @ units
+        # What is rounded afterwards may be a unit more.
+        room = task.room - per_unit[units.sum(1) > FEW_UNITS].sum()
+        held = HeldBytes(per_unit, whole, np.where(units.any(0), room, np.inf), np.zeros(task.s.devices))
+        cuts = self._cuts(task.exact(moves.plans, self.sizes))
+        turns = answer_turns(task.s, task.plan(counts), cuts, task.asked)
+        return ClockProgram(task.s.machine, turns, moves, 1.0, held, UNREST_S)
 
-
-def _with_widest(task: StageTask, ranks: int, some: list[int]) -> list[int]:
-    """Return some ranks and others, `ranks` in all: those without narrow links to them, with the widest own."""
-    network = task.s.machine.network
-    apart = {rank for pair in network.narrow if set(pair[:2]) & set(some) for rank in pair[:2]}
-    others = [rank for rank in range(task.s.devices) if rank not in some]
-    others.sort(key=lambda rank: (rank in apart, -float(network.bandwidth[rank])))
-    return sorted([*some, *others][:ranks])
-
-
-def _longest(moved: SumTimes) -> float:
-    return float((moved.wire + moved.after).max())
-
-
-def _counted(values: Sequence[int]) -> list[tuple[int, int]]:
-    return [(value, len(list(alike))) for value, alike in groupby(sorted(values))]
-
-
-def descend(
-    task: StageTask, price: Callable[[Counts], float], counts: Counts, sizes: tuple[int, ...], *, leaves: bool = True
-) -> Counts:
-    """Move units between devices as long as that makes a plan cheaper: coarse ones, then finer ones, or a whole share.
-
-    Where two devices are equally slow, what takes from one of them saves nothing yet: then the squares of the devices'
-    seconds must become fewer.
-
-    Parameters
-    ----------
-    price
-        Of counts.
-    sizes
-        As of `unit_sizes`; what is small and many is moved in finer ones at last.
-    leaves
-        Whether whole shares are moved.
-    """
-    finest = [size if axis.group else axis.least for axis, size in zip(task.axes, sizes, strict=True)]
-    units = [[-(-count // size) for count in own] for own, size in zip(counts, finest, strict=True)]
-
-    def counted(changed: Sequence[Sequence[int]]) -> Counts:
-        return tuple(_clipped(own, size, total) for own, size, total in zip(changed, finest, task.totals, strict=True))
-
-    @cache
-    def loads(k: int, own: tuple[int, ...]) -> tuple[float, float, float]:
-        return _loads(task, k, own)
-
-    def cost(of: Counts) -> tuple[float, float]:
-        return float(f"{price(of):.9g}"), sum(loads(k, own)[2] for k, own in enumerate(of))
-
-    counts = counted(units)
-    best, k, taking = cost(counts), 0, _taking(counts)
-    while k < len(units):
-        for givers, taker, moved in _moves(task, k, counts[k], (sizes[k], finest[k]), taking, leaves=leaves):
-            own = list(units[k])
-            for giver in givers:
-                own[giver] -= moved
-                own[taker] += moved
-            if min(own) < 0:
-                continue
-            changed = [*units[:k], own, *units[k + 1 :]]
-            then = counted(changed)
-            same = [not count for count in then[k]] == [not count for count in counts[k]]
-            if same and not _may_help(loads(k, counts[k]), loads(k, then[k])):
-                continue
-            if (found := cost(then)) < best:
-                units, counts, best = changed, then, found
-                break
-        else:
-            k += 1
-        if (now := _taking(counts)) != taking:  # the exchanges are others
-            k, taking = 0, now
-    return counts
+    def _cuts(self, counts: Integers) -> dict[tuple[int, str], Spans]:
+        """Return who has what, of plans of one stage."""
+        stops = np.cumsum(counts, -1)
+        spans = np.stack([stops - counts, stops], -1)
+        return {(0, axis.name): spans[:, number] for number, axis in enumerate(self.task.axes)}
 
 
-def _taking(counts: Counts) -> list[int]:
-    return [rank for rank, own in enumerate(zip(*counts, strict=True)) if any(own)]
+def _bytes_of(task: StageTask, axis: SharedAxis, size: int) -> float:
+    """Return the bytes of a unit of an axis in the mean."""
+    coarse = axis.size(MOST_UNITS)
+    return _bytes(task, axis, coarse)[1] * size / coarse
 
 
-def _loads(task: StageTask, k: int, own: Sequence[int]) -> tuple[float, float, float]:
-    """Return the slowest device's seconds for these shares, of a token and of a prompt's end, and all squares."""
-    *_, end = chunks(task.asked.prompt)
-    token, prompt = (_of_token(task, k, own, *rows) for rows in ((1, task.asked.behind), end))
-    return float(token.max()), float(prompt.max()), float((token**2).sum())
-
-
-def _may_help(now: tuple[float, float, float], then: tuple[float, float, float]) -> bool:
-    return then[0] < now[0] or then[1] < now[1] or (then[2] < now[2] and then[0] <= now[0])
-
-
-def _moves(
-    task: StageTask, k: int, own: Sequence[int], sizes: tuple[int, int], takers: Sequence[int], *, leaves: bool
-) -> Iterator[tuple[tuple[int, ...], int, int]]:
-    """Yield what of k may be moved: from whom to whom, and how many units of each; the least share whole."""
-    coarse, size = sizes
-    having = [rank for rank in takers if own[rank]]
-    if not having:
-        return
-    step = max(coarse // size, 1)
-    while step:
-        for givers in dict.fromkeys(_slowest(task, k, own)):
-            yield from ((givers, taker, step) for taker in takers if taker not in givers)
-        step //= 2
-    if not leaves:
-        return
-    least = min(having, key=lambda rank: own[rank])
-    yield from (((least,), taker, -(-own[least] // size)) for taker in takers if taker != least)
-
-
-def _slowest(task: StageTask, k: int, own: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield who takes longest for these shares of an axis, in a token's pass and in that of a prompt's end.
-
-    That is one device, and where others take as long all of these together.
-    """
-    *_, end = chunks(task.asked.prompt)
-    for rows in ((1, task.asked.behind), end):
-        seconds = _of_token(task, k, own, *rows)
-        yield (int(seconds.argmax()),)
-        yield tuple(np.flatnonzero(seconds >= TIED * seconds.max()).tolist())
-
-
-def _of_token(task: StageTask, k: int, own: Sequence[int], rows: int, behind: int) -> Floats:
-    """Return the seconds of shares of an axis in a pass, [p], of its first block; of words in that of one row."""
-    axis, seconds = task.axes[k], np.zeros(task.s.devices)
-    passing = (1,) if axis.name == WORD else (rows, behind)
-    for rank, count in enumerate(own):
-        if count:
-            seconds[rank] = task.s.kind_s(axis.first, count, *passing)[rank]
-    return seconds
-
-
-def one_stage(task: StageTask, devices: tuple[str, ...], counts: Counts, system: str = "") -> DecoderPlan:
-    """Return the plan of one stage with these counts."""
-    stage, words = stage_of(task, counts)
-    asked = task.asked
-    return DecoderPlan(
-        system, devices, (stage,), words,
-        wire=asked.wire, precision=asked.precision, cache=asked.cache,
-        context=asked.context, sequences=asked.sequences, two_steps_from=two_steps_from(task.s, (stage,)),
-    )  # fmt: skip
-
-
-def stage_of(task: StageTask, counts: Counts) -> tuple[DecoderStage, Partition]:
-    """Return the stage of these counts, and the words."""
-    *shares, words = map(Partition.of_counts, counts)
-    names = (axis.name for axis in task.axes)
-    return DecoderStage(task.layers, dict(zip(names, shares, strict=False))), words
-
-
-def best_shares(task: StageTask, devices: tuple[str, ...]) -> DecoderPlan | None:
+def best_shares(task: StageTask) -> DecoderPlan | None:
     """Return the best plan of one stage; None where memory has no room for any."""
-    price, (groups, *finer) = partial(_seconds, task, devices), unit_sizes(task)
-    able = int((task.room > 0).sum())
-    found: list[tuple[float, int, tuple[int, ...], Counts]] = []
-
-    def solve(counts_of_ranks: range, sizes: tuple[int, ...]) -> None:
-        units = units_of(task, sizes)
-        many = min(units.counts[1:]) > FEW
-        for ranks in counts_of_ranks:
-            below_s = min(found)[0] if found else np.inf
-            for rounded in (True, False) if many else (False,):
-                counts = shares(task, ranks, units, below_s, rounded=rounded)
-                if counts is None:
-                    break
-                if np.isfinite(seconds := price(counts)):
-                    found.append((seconds, ranks, sizes, counts))
-                    break
-
-    solve(range(1, able + 1), groups)
-    for sizes in finer:
-        best = min(found)[1] if found else able
-        solve(range(best, min(best + 1, able) + 1), sizes)
+    crews = task.crews()
+    if not crews:
+        return None
+    by_groups = PartedStage(task, np.array([axis.size(MOST_MOVED) for axis in task.axes]))
+    finest = PartedStage(task, np.array([axis.finest for axis in task.axes]))
+    found: list[tuple[float, PartedStage, Integers]] = []
+    for estimate_s, counts in crews:
+        if found and (estimate_s > NEAR * crews[0][0] or len(found) == PROGRAMS):
+            break
+        parted = finest if task.cuts_groups(np.flatnonzero(counts.any(0)).tolist()) else by_groups
+        seconds, units = by_program(parted, parted.units(counts), min((own for own, *_ in found), default=np.inf))
+        if np.isfinite(seconds):
+            found.append((seconds, parted, units))
     if not found:
         return None
-    _, _, sizes, counts = min(found)
-    every = list(dict.fromkeys((sizes, *finer)))
-    for sizes in every:
-        counts = descend(task, price, counts, sizes, leaves=sizes == every[-1])
-    return one_stage(task, devices, counts)
+    found.sort(key=itemgetter(0))
+    ways = [(parted, *_polished(parted, units)) for _, parted, units in found[:POLISHED]]
+    parted, _, units = min(ways, key=itemgetter(1))
+    fine = finest.units(task.exact(units, parted.sizes))
+    return task.plan(task.exact(_with_others(finest, *_polished(finest, fine)), finest.sizes))
 
 
-def _seconds(task: StageTask, devices: tuple[str, ...], counts: Counts) -> float:
-    """Return the seconds of an answer; infinite where that cannot be, for memory or as words need a share beside."""
-    plan = one_stage(task, devices, counts)
-    needs = most_memory(task.s.model, plan)
-    taking = plan.stages[0].ranks
-    if any(words and rank not in taking for rank, words in enumerate(counts[-1])):
-        return np.inf
-    if any(needs[rank].total - needs[rank].embedding > task.room[rank] for rank in taking):
-        return np.inf
-    return answer_seconds(task.s, plan, task.asked)
+def _polished(parted: PartedStage, units: Integers) -> tuple[float, Integers]:
+    """Return polished shares of those who have some, and their seconds before them."""
+    better = polished(parted, units, crews=False)
+    return float(parted.seconds(better[None])[0]), better
+
+
+def _with_others(parted: PartedStage, seconds: float, units: Integers) -> Integers:
+    """Return shares that are better where one device more or less has some of an axis, or those given."""
+    while (moves := least_changes(units, parted.task.room > 0)).size:
+        after = units + moves
+        now, other = by_program(parted, after[parted.seconds(after).argmin()])
+        if now >= seconds:
+            break
+        seconds, units = _polished(parted, other)
+    return units

@@ -22,12 +22,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 
 import numpy as np
 import pulp
 
-from solver.base.spans import largest_remainder
 from solver.cluster.curves import Floats
 
 # What it costs to lack a whole layer's bytes, in times of the slowest plan; and how much more that is anywhere but on
@@ -36,7 +34,6 @@ LACK = 1e4
 ELSEWHERE = 1.1
 TIME_LIMIT_S = 5.0
 GAP = 1e-6  # relative
-SHARES_GAP = 5e-3  # of an answer's seconds; what is left the descent behind it finds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,108 +171,6 @@ def least_traffic(
         next(way for way, chosen in zip(Way, ways, strict=True) if round(chosen.value()))
         for ways in zip(o, i, f, s, strict=True)
     ]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SharesProgram:
-    """The program of `solver.programs.decoder_shares`, whose letters these are.
-
-    Parameters
-    ----------
-    units
-        U_k.
-    phases
-        (k, omega_f, lines): of every device its lines (a, b), seconds.
-    joins : [p] seconds
-        x_i.
-    pairs
-        (i, j, x_ij).
-    room, own : [p] bytes
-        M_i, m_i.
-    share_bytes, unit_bytes
-        Of every k: what a share of it takes beside its units, and a unit; [p] or the same for all.
-    """
-
-    units: Sequence[int]
-    phases: Sequence[tuple[int, float, Sequence[Sequence[tuple[float, float]]]]]
-    joins: Floats
-    pairs: Sequence[tuple[int, int, float]]
-    room: Floats
-    own: Floats
-    share_bytes: Sequence[float]
-    unit_bytes: Sequence[float]
-
-
-def least_answer(
-    program: SharesProgram, ranks: int, below_s: float = np.inf, *, rounded: bool = False
-) -> list[list[int]] | None:
-    """Choose who of the devices, `ranks` of them, has how many units of everything.
-
-    None where memory has no room, or nothing is computed in less than `below_s`. With `rounded` all but heads are
-    rounded afterwards, to the largest remainder: in half of the time, but memory may lack for a unit.
-    """
-    problem, p = pulp.LpProblem("shares_of_a_stage", pulp.LpMinimize), range(program.room.size)
-    joins = [problem.add_variable(f"y_{i}", 0, int(program.room[i] >= program.own[i]), pulp.LpInteger) for i in p]
-    has = [[problem.add_variable(f"z_{k}_{i}", 0, 1, pulp.LpInteger) for i in p] for k in range(len(program.units))]
-    units = [
-        [
-            problem.add_variable(f"u_{k}_{i}", 0, total, pulp.LpContinuous if k and rounded else pulp.LpInteger)
-            for i in p
-        ]
-        for k, total in enumerate(program.units)
-    ]
-    slowest = [problem.add_variable(f"T_{f}", 0) for f in range(len(program.phases))]
-    exchange = problem.add_variable("X", 0)
-    # Solvers dislike coefficients far from one.
-    second = max(
-        (a + b * program.units[k] for k, _, lines in program.phases for own in lines for a, b in own), default=1.0
-    )
-    whole = max(1.0, max(size * total for size, total in zip(program.unit_bytes, program.units, strict=True)))
-    computed = pulp.lpDot([weight for _, weight, _ in program.phases], slowest)
-    problem += computed + exchange
-    if below_s < np.inf:  # exchanges may pass while the slowest computes: who waits for them has less to do
-        problem += computed <= below_s / second, "below"
-    for k, total in enumerate(program.units):
-        problem += pulp.lpSum(units[k]) == total, f"C1_all_{k}"
-        for i in p:
-            problem += units[k][i] <= total * has[k][i], f"C2_units_{k}_{i}"
-            problem += has[k][i] <= joins[i], f"C2_share_{k}_{i}"
-    for i in p:
-        problem += has[-1][i] <= pulp.lpSum(share[i] for share in has[:-1]), f"C2_words_{i}"
-    problem += pulp.lpSum(joins) == ranks, "C3_ranks"
-    for i in p:
-        taken = [program.own[i] / whole * joins[i]]
-        for k in range(len(program.units)):
-            taken += [program.share_bytes[k] / whole * has[k][i], program.unit_bytes[k] / whole * units[k][i]]
-        problem += pulp.lpSum(taken) <= max(program.room[i], 0.0) / whole, f"C4_memory_{i}"
-    for f, (k, _, lines) in enumerate(program.phases):
-        for i in p:
-            for number, (a, b) in enumerate(lines[i]):
-                problem += slowest[f] >= a / second * has[k][i] + b / second * units[k][i], f"C5_{f}_{i}_{number}"
-    for i in p:
-        problem += exchange >= program.joins[i] / second * joins[i], f"C6_{i}"
-    for i, j, seconds in program.pairs:
-        problem += exchange >= seconds / second * (joins[i] + joins[j] - 1), f"C6_{i}_{j}"
-    for i, j in _alike(program):
-        problem += joins[i] >= joins[j], f"C7_joins_{i}_{j}"
-        problem += units[0][i] >= units[0][j], f"C7_heads_{i}_{j}"
-    problem.solve(_solver(SHARES_GAP))
-    if problem.status != pulp.LpStatusOptimal:
-        return None
-    return [
-        largest_remainder([max(0.0, float(count.value())) for count in own], total) if total else [0 for _ in own]
-        for own, total in zip(units, program.units, strict=True)
-    ]
-
-
-def _alike(program: SharesProgram) -> list[tuple[int, int]]:
-    """Return the pairs of devices, next to each other among those that are alike, which could change places."""
-    apart = {i for one, other, _ in program.pairs for i in (one, other)}
-    kinds: dict[object, list[int]] = {}
-    for i, (room, own, joins) in enumerate(zip(program.room, program.own, program.joins, strict=True)):
-        lines = tuple(tuple(every[i]) for _, _, every in program.phases)
-        kinds.setdefault(i if i in apart else (room, own, joins, lines), []).append(i)
-    return [pair for ranks in kinds.values() for pair in pairwise(ranks)]
 
 
 class _Program:

@@ -1,20 +1,20 @@
-"""Runs of layers: what a request takes by the clocks of ranks, and the program of shares for one of them."""
+"""Runs of layers: what a request takes by the clocks of ranks, and shares of one of them, which are bettered."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.base.spans import largest_remainder
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis
 from solver.plan.plan import StreamLayout
-from solver.programs.search import Configuration, Terms
-from solver.programs.shares import ClockProgram, FoundShares, HeldBytes, Moves
+from solver.programs.polish import polished
+from solver.programs.search import MANY, Configuration, Terms
+from solver.programs.shares import ClockProgram, HeldBytes, Moves
 from solver.programs.tiles_and_routes import Runs, in_order, plan_of
 from solver.schedule.encoders.cost import AlikePlans, alike_seconds, alike_turns
 from solver.schedule.encoders.layer_table import (
@@ -23,9 +23,9 @@ from solver.schedule.encoders.layer_table import (
     layer_cuts,
     layer_weights,
     taking,
-    unit_count,
 )
 from solver.schedule.encoders.setting import Setting
+from solver.schedule.exchange import Mask
 
 AT_ONCE = 1 << 18  # plans times pairs of ranks that are priced at once: arrays stay in the processor's cache
 PROBE = 0.1  # of a device's units: by how many plans differ from which the program of shares takes what a unit costs
@@ -37,19 +37,25 @@ def runs_seconds(s: Setting, runs: Runs, number: int, units: Units) -> Floats:
     Of what one device alone has there is an exchange of nothing, which may change them by a quarter of a per cent.
     """
     found = np.zeros(len(next(iter(units.values()))))
-    for some in _together(runs, number, units):
+    for some in _together(s, runs, number, units):
         found[some] = alike_seconds(s, _alike(s, runs, number, {axis: own[some] for axis, own in units.items()}))
     return found
 
 
-def _together(runs: Runs, number: int, units: Units) -> Iterator[NDArray[np.intp]]:
-    """Yield which plans are priced at once: their sums are made alike, and arrays of ranks and plans are small."""
+def _together(s: Setting, runs: Runs, number: int, units: Units) -> Iterator[NDArray[np.intp]]:
+    """Yield which plans are priced at once: their sums are made alike, and arrays of ranks and plans are small.
+
+    Who has all rows does not compute them in tiles.
+    """
     others = [taking(layer.units) for place, (layer, _) in enumerate(runs) if place != number]
     some = reduce(np.logical_or, others, taking(units))
-    several = some.sum(-1) > 2
-    full = any(norm is StreamLayout.FULL for layer, _ in runs for _, norm in layer.kind.cuts)
-    for alike in (several, ~several) if full else (several | ~several,):
-        plans = np.flatnonzero(alike)
+    alike = np.zeros(len(some), np.int64)
+    if any(norm is StreamLayout.FULL for layer, _ in runs for _, norm in layer.kind.cuts):
+        alike += some.sum(-1) > 2
+    if s.tile_rows and (rows := units.get(Axis.ROWS)) is not None:
+        alike += 2 * np.where((rows > 0).sum(-1) == 1, 1 + rows.argmax(-1), 0)
+    for own in np.unique(alike):
+        plans = np.flatnonzero(alike == own)
         ranks = int(some[plans].any(0).sum()) + 1
         most = max(1, AT_ONCE // ranks**2)
         yield from (plans[start : start + most] for start in range(0, plans.size, most))
@@ -71,8 +77,8 @@ def _alike(s: Setting, runs: Runs, number: int, units: Units) -> AlikePlans:
     return AlikePlans(plan, crew, lambda ranks: [layer_cuts(s, layer, own, ranks) for layer, own in layers])
 
 
-def program_of(s: Setting, layer: Configuration, terms: Terms, reach: float = 1.0) -> tuple[ClockProgram, Integers]:
-    """Return the program of shares around a layer, of a request all of whose layers are like it, and of which devices.
+def program_of(s: Setting, layer: Configuration, terms: Terms, reach: float = 1.0) -> ClockProgram:
+    """Return the program of shares around a layer, of a request all of whose layers are like it.
 
     Parameters
     ----------
@@ -90,14 +96,76 @@ def program_of(s: Setting, layer: Configuration, terms: Terms, reach: float = 1.
     held = HeldBytes(
         per_unit, np.where(rows > 0, float(weights.whole), 0.0), terms.caps[crew], layers * terms.prices[crew]
     )
-    return ClockProgram(*alike_turns(s, alike), moves, reach, held), crew
+    machine, turns = alike_turns(s, alike)
+    return ClockProgram(machine, [(1.0, turns)], moves, reach, held, among=np.eye(s.devices)[crew])
 
 
-def whole_shares(s: Setting, layer: Configuration, found: FoundShares, crew: Integers) -> Units:
-    """Return what a program found in whole units, the nearest that add up."""
-    whole = {}
-    for axis, own in zip(layer.units, found.units, strict=True):
-        shares = np.zeros(s.devices)
-        shares[crew] = np.maximum(own, 0.0)
-        whole[axis] = np.array(largest_remainder(shares.tolist(), unit_count(s, axis)))
-    return whole
+@dataclass(frozen=True, slots=True, eq=False)
+class Room:
+    """What devices have for weights.
+
+    Parameters
+    ----------
+    size : [p]
+        Bytes.
+    able : [p]
+        Who may take part: who lacks memory even for what comes before weights has no rows without weights either.
+    """
+
+    size: Floats
+    able: Mask
+
+    def fits(self, units: Units, held: Floats) -> Mask:
+        """Return whether devices can have these shares, and hold so many bytes, [..., p]: [...]."""
+        return np.asarray((held <= self.size).all(-1) & ~(taking(units) & ~self.able).any(-1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartedRun:
+    """A run of layers whose shares are sought (`solver.programs.polish.Parted`); of the others they stay."""
+
+    s: Setting
+    runs: Runs
+    number: int
+    room: Room
+
+    @property
+    def units(self) -> Integers:
+        """Those that the layer has, [axes, p]."""
+        layer, _ = self.runs[self.number]
+        return np.stack(list(layer.units.values()))
+
+    def seconds(self, units: Integers) -> Floats:  # noqa: D102
+        return runs_seconds(self.s, self.runs, self.number, self._by_axis(units))
+
+    def fits(self, units: Integers) -> Mask:  # noqa: D102
+        layer, often = self.runs[self.number]
+        own = self._by_axis(units)
+        others = sum(count * one.held_bytes for one, count in self.runs) - often * layer.held_bytes
+        return self.room.fits(own, others + often * layer_weights(self.s, layer.kind).held_bytes(own))
+
+    def program(self, units: Integers) -> ClockProgram:
+        """Return the program of a request all of whose layers are like it."""
+        (layer, often), *_ = self.with_units(units)
+        return program_of(self.s, layer, Terms(np.zeros(self.s.devices), np.maximum(self.room.size, 0.0) / often))
+
+    def with_units(self, units: Integers) -> Runs:
+        """Return the runs with these shares of the one at hand, [axes, p]."""
+        (layer, often), own = self.runs[self.number], self._by_axis(units)
+        other = replace(layer, units=own, held_bytes=layer_weights(self.s, layer.kind).held_bytes(own))
+        return [*self.runs[: self.number], (other, often), *self.runs[self.number + 1 :]]
+
+    def _by_axis(self, units: Integers) -> Units:
+        layer, _ = self.runs[self.number]
+        return {axis: units[..., number, :] for number, axis in enumerate(layer.units)}
+
+
+def polished_runs(s: Setting, runs: Runs, room: Room) -> Runs:
+    """Return layers with shares that are better by clocks, or those given; of many devices these, for time (`MANY`)."""
+    number = kept = 0  # the run at hand, and how many in a row have stayed as they are
+    while s.devices <= MANY and kept < len(runs):
+        parted = PartedRun(s, runs, number, room)
+        units = polished(parted, parted.units)
+        kept = kept + 1 if (units == parted.units).all() else 1
+        runs, number = parted.with_units(units), (number + 1) % len(runs)
+    return runs

@@ -1,13 +1,13 @@
 """Moves of units between devices, each a change of the counts of all axes, [axes, p], that adds up to zero.
 
-Between two devices; between one and all others, in proportion to what these have; and of who takes part: a device hands
-over to another, swaps with one, leaves or joins, on several axes at once.
+Between two devices, on one axis or on several at once; between one and all others, in proportion to what these have;
+and of who takes part: a device hands over to another, swaps with one, leaves or joins, on several axes at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 
@@ -54,11 +54,23 @@ def spreads(counts: Integers, chosen: Sequence[int]) -> Iterator[Integers]:
         others = np.where(every == device[:, None], 0, own)
         some = others.any(1)
         device, size, others = device[some], size[some], others[some]
-        after = _in_proportion(others, others.sum(1) - size)
+        after = in_proportion(others, others.sum(1) - size)
         after[np.arange(device.size), device] = own[device] + size
         moved = np.zeros((device.size, *counts.shape), np.int64)
         moved[:, number] = after - own
         yield moved
+
+
+def together(counts: Integers) -> Integers:
+    """Return moves of a unit on two axes or more between two devices, any way on each, [moves, axes, p]."""
+    ways = [way for way in product((-1, 0, 1), repeat=len(counts)) if np.count_nonzero(way) > 1]
+    found = np.zeros((0, *counts.shape), np.int64)
+    for one, other in combinations(np.flatnonzero(counts.any(0)).tolist(), 2):
+        moved = np.zeros((len(ways), *counts.shape), np.int64)
+        moved[:, :, one] = np.array(ways, np.int64).reshape(-1, len(counts))
+        moved[:, :, other] = -moved[:, :, one]
+        found = np.concatenate([found, moved])
+    return found[((counts + found) >= 0).all((1, 2))]
 
 
 def crew_moves(counts: Integers) -> Iterator[Integers]:
@@ -85,13 +97,33 @@ def crew_moves(counts: Integers) -> Iterator[Integers]:
         rest = np.where(devices == leaving[:, None, None], 0, own)
         rest = rest[np.all(rest.any(2), axis=1)]
         if len(rest):
-            yield _changed(counts, axes, _in_proportion(rest, np.broadcast_to(total, rest.shape[:2])))
+            yield _changed(counts, axes, in_proportion(rest, np.broadcast_to(total, rest.shape[:2])))
         joining = np.flatnonzero(~own.any(0))
         if joining.size:
             shares = (JOINS_WITH[:, None] * total / (own.any(0).sum() + 1)).astype(np.int64)
-            others = _in_proportion(np.broadcast_to(own, (len(shares), *own.shape)), total - shares)
+            others = in_proportion(np.broadcast_to(own, (len(shares), *own.shape)), total - shares)
             after = others + shares[..., None] * (devices == joining[:, None, None, None])
             yield _changed(counts, axes, after.reshape(-1, *own.shape))
+
+
+def least_changes(counts: Integers, able: Mask) -> Integers:
+    """Return moves on an axis each, [moves, axes, p], after which one device more or less has some of it.
+
+    Who has least leaves it to the others who have some, in proportion; or a device that has none, of those able, [p],
+    takes one unit from who has most.
+    """
+    found, every = [], np.arange(counts.shape[1])
+    for number, own in enumerate(counts):
+        some, less = np.flatnonzero(own), own - (every == own.argmax())
+        afters = [np.where(every == rank, 1, less) for rank in np.flatnonzero((own == 0) & able)]
+        if some.size > 1:
+            fewest = some[own[some] == own[some].min()]
+            afters += [in_proportion(np.where(every == rank, 0, own), own.sum()) for rank in fewest]
+        for after in afters if some.size else ():
+            moved = np.zeros(counts.shape, np.int64)
+            moved[number] = after - own
+            found.append(moved)
+    return np.array(found, np.int64).reshape(-1, *counts.shape)
 
 
 def _changed(counts: Integers, axes: Sequence[int], after: Integers) -> Integers:
@@ -101,9 +133,9 @@ def _changed(counts: Integers, axes: Sequence[int], after: Integers) -> Integers
     return moved
 
 
-def _in_proportion(counts: Integers, totals: Integers) -> Integers:
+def in_proportion(counts: Integers, totals: Integers) -> Integers:
     """Return whole counts of these totals, [...], in proportion to `counts`, [..., p]; the largest remainders count."""
-    exact = counts * (totals / counts.sum(-1))[..., None]
+    exact = counts * (totals / np.maximum(counts.sum(-1), 1))[..., None]  # of nothing nothing
     whole = np.floor(exact).astype(np.int64)
     order = np.argsort(whole - exact, axis=-1, kind="stable")
     rank = np.argsort(order, axis=-1, kind="stable")

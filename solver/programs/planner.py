@@ -28,8 +28,8 @@ from solver.plan.plan import Plan, StreamLayout, Wire
 from solver.plan.routes import Route
 from solver.programs import integer
 from solver.programs.candidates import again, alone, candidates, finished, nearby, one_of_each_kind
-from solver.programs.layers import program_of, whole_shares
-from solver.programs.polish import Room, polished, with_other_crew
+from solver.programs.layers import PartedRun, Room, polished_runs, program_of
+from solver.programs.polish import by_program, with_other_crew
 from solver.programs.search import (
     JOINING,
     MANY,
@@ -48,9 +48,7 @@ from solver.schedule.encoders.layer_table import (
     kind_by_rows,
     layer_kinds,
     layer_seconds,
-    layer_weights,
     taking,
-    unit_count,
 )
 from solver.schedule.encoders.memory import SLIP_BYTES, does_not_fit, packing, weights_room
 from solver.schedule.encoders.setting import Setting
@@ -66,9 +64,6 @@ KEPT = 4  # configurations of other kinds than those of the plan, for a later so
 # clocks say of a plan is 0.845 to 1.005 of it.
 NEAR, OTHERS = 1.15, 5
 PROGRAMS, POLISHED = 5, 2  # kinds
-TURNS = 3  # of a program, which begins anew with what it has found
-GAINED = 1e-4  # of the seconds: less is not begun anew for
-FEW_UNITS = 32  # of an axis, that a program keeps whole: a rounded one of more is hardly worse
 
 TimedWay = tuple[float, Setting, Runs]  # seconds of a request, how it is sent, layers
 
@@ -202,7 +197,7 @@ def solve(
             ways += [_sent(s, runs), (s, runs)]
         ways += _uniform(s, searched, room)
     s, runs, better = _bettered(ways, Room(room, ~out), anew=before is None)
-    if fresh and not mix_bound_s:
+    if fresh:
         ways = [(replace(s, tile_rows=tile_rows), runs) for tile_rows in TILE_ROWS]
         s, runs = _fastest_way([*ways, *((s, some) for some in _in_groups(runs))])
     runs = [(replace(one, seconds=float(layer_seconds(s, one.kind, one.units))), often) for one, often in runs]
@@ -257,7 +252,7 @@ def _bettered(
     found.sort(key=itemgetter(0))
     best = found[: POLISHED if anew else 1]
     # One device alone is priced a little otherwise among others: what is polished may be no better.
-    done = [(own, polished(own, some, room)) for _, own, some in best]
+    done = [(own, polished_runs(own, some, room)) for _, own, some in best]
     s, runs = _fastest_way([*done, best[0][1:]])
     return s, runs, [layer for _, _, some in found for layer, _ in some]
 
@@ -268,31 +263,20 @@ def _by_program(way: TimedWay, room: Room, limit_s: float, *, anew: bool) -> Tim
     Where even fractions of units take longer than the limit, whole ones are not looked for. Anew, who takes part may
     change, and few units stay whole in the program; else they are rounded.
     """
-    seconds, s, runs = way
+    _, s, runs = way
     (layer, often), *others = runs
-    if others or len(layer.crew) == 1 or s.devices > MANY:
+    if others or s.devices > MANY or (len(layer.crew) == 1 and not anew):
         return way
-    terms = Terms(np.zeros(s.devices), np.maximum(room.size, 0.0) / often)
-    few = [number for number, axis in enumerate(layer.units) if anew and unit_count(s, axis) <= FEW_UNITS]
-    other = with_other_crew(s, layer, often, room) if anew else layer
-    if len(other.crew) == 1:  # whatever the kind, it computes the same, and holds as much: by rows it may send in tiles
-        (rank,) = other.crew
-        alone = {Axis.ROWS: s.rows * np.eye(s.devices, dtype=np.int64)[rank]}
-        other = replace(other, kind=kind_by_rows(s.spec.blocks), units=alone)
-    if other is not layer:
-        layer, seconds = other, request_seconds(s, plan_of(s, [(other, often)]))
-    for _ in range(TURNS if len(layer.crew) > 1 else 0):
-        program, crew = program_of(s, layer, terms)
-        fractions = program.solve()
-        if fractions is None or fractions.seconds > limit_s:
-            break
-        units = whole_shares(s, layer, (program.solve(few) if few else None) or fractions, crew)
-        other = replace(layer, units=units, held_bytes=layer_weights(s, layer.kind).held_bytes(units))
-        now = request_seconds(s, plan_of(s, [(other, often)]))
-        if now > (1 - GAINED) * seconds or not room.fits(units, often * other.held_bytes):
-            break
-        layer, seconds = other, now
-    return seconds, s, [(layer, often)]
+    parted = PartedRun(s, runs, 0, room)
+    if anew:
+        ((layer, _),) = parted.with_units(with_other_crew(parted, parted.units))
+        if len(layer.crew) == 1 < len(runs[0][0].crew):  # whatever the kind, it computes the same: tiled, too
+            (rank,) = layer.crew
+            alone = {Axis.ROWS: s.rows * np.eye(s.devices, dtype=np.int64)[rank]}
+            layer = replace(layer, kind=kind_by_rows(s.spec.blocks), units=alone)
+        parted = PartedRun(s, [(layer, often)], 0, room)
+    seconds, units = by_program(parted, parted.units, limit_s, whole=anew)
+    return seconds, s, parted.with_units(units)
 
 
 def _fastest_way(ways: Sequence[tuple[Setting, Runs]]) -> tuple[Setting, Runs]:
@@ -309,13 +293,13 @@ def _timed(ways: Iterable[tuple[Setting, Runs]]) -> Iterator[TimedWay]:
 
 
 def _of_other_kinds(s: Setting, layers: Sequence[Configuration], room: Floats, runs: Runs) -> Iterator[Runs]:
-    """Yield equal layers of the kinds that tables count nearly as fast, on several devices: one may be faster."""
+    """Yield equal layers of the kinds that tables count nearly as fast: one may be faster, one device may be joined."""
     ordered = sorted(layers, key=lambda layer: layer.seconds)
     used = {layer.kind for layer, _ in runs}
     near = [one for one in one_of_each_kind(ordered) if one.seconds <= NEAR * ordered[0].seconds]
     for layer in near[: OTHERS + 1]:
         fits = (s.spec.layers * layer.held_bytes <= room).all()
-        if layer.kind not in used and len(layer.crew) > 1 and fits:
+        if layer.kind not in used and fits:
             yield [(layer, s.spec.layers)]
 
 
@@ -405,17 +389,8 @@ def relaxed(s: Setting, layer: Configuration, terms: Terms) -> FoundShares | Non
 
     Of a request all of whose layers are like it; arrays are of all ranks.
     """
-    program, crew = program_of(s, layer, terms)
-    if (found := program.solve()) is None:
-        return None
-
-    def of_all(values: Floats) -> Floats:
-        every = np.zeros((*values.shape[:-1], s.devices))
-        every[..., crew] = values
-        return every
-
-    worth = (of_all(values) for values in (found.by_speed, found.by_link, found.per_byte))
-    return FoundShares(of_all(found.units), found.seconds, found.cost, *worth)
+    found = program_of(s, layer, terms).solve()
+    return found if found is not None and found.fits else None
 
 
 def _scarce(s: Setting, room: Floats, found: list[Configuration]) -> tuple[list[Configuration], Floats, float]:

@@ -1,101 +1,123 @@
-"""Polish: a descent on the exact price, by the clocks of ranks, from layers that programs have found.
+"""Shares are bettered: by the program of shares, begun anew with what it finds, then by a descent on the exact price.
 
-What a program cannot see is tried here: that shares are whole, that a second row needs packed weights, and who takes
-part. Of all moves of a run of layers (`solver.programs.moves`) the best is made, until none pays. All are priced at
-once.
+What a program cannot see is tried by the descent: that shares are whole, that a second row needs packed weights, and
+who takes part. Of all moves (`solver.programs.moves`) the best is made, until none pays. All are priced at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
+from solver.base.spans import largest_remainder
 from solver.cluster.curves import Floats
-from solver.programs.layers import runs_seconds
-from solver.programs.moves import crew_moves, pairs, spreads
-from solver.programs.search import MANY, Configuration
-from solver.programs.tiles_and_routes import Runs
-from solver.schedule.encoders.layer_table import Units, layer_weights, taking
-from solver.schedule.encoders.setting import Setting
+from solver.programs.moves import crew_moves, pairs, spreads, together
+from solver.programs.shares import ClockProgram, FoundShares
+from solver.schedule.encoders.layer_table import Integers
 from solver.schedule.exchange import Mask
 
+TURNS = 3  # of a program, which begins anew with what it has found
+GAINED = 1e-4  # of the seconds: less is not begun anew for
 WORTH = 1e-5  # of the seconds: less is not moved for
+FEW_UNITS = 32  # of an axis, that a program keeps whole: a rounded one of more is hardly worse
 FEW = 4  # devices, of more of which fewer sizes of moves are tried
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Room:
-    """What devices have for weights.
+class Parted(Protocol):
+    """What is shared out, in units of some axes, [axes, p]: what shares of it take, whatever it is."""
+
+    def seconds(self, units: Integers) -> Floats:
+        """Return the seconds of an answer by any of these shares, [n, axes, p]: [n]."""
+
+    def fits(self, units: Integers) -> Mask:
+        """Return for which of them memory has room, [n]."""
+
+    def program(self, units: Integers) -> ClockProgram:
+        """Return the program of shares around some, [axes, p]."""
+
+
+def by_program(
+    parted: Parted, units: Integers, limit_s: float = np.inf, *, whole: bool = True
+) -> tuple[float, Integers]:
+    """Return the shares that the program finds from those given, with their seconds: these, if none are better.
+
+    Of shares that do not fit, and lead to none that do, the seconds are infinite.
 
     Parameters
     ----------
-    size : [p]
-        Bytes.
-    able : [p]
-        Who may take part: who lacks memory even for what comes before weights has no rows without weights either.
+    limit_s
+        Where even fractions of units take longer, whole ones are not looked for.
+    whole
+        Whether few units stay whole in the program; else they are rounded.
     """
+    few = [axis for axis, own in enumerate(units) if whole and own.sum() <= FEW_UNITS]
+    seconds = float(parted.seconds(units[None])[0])
+    if not parted.fits(units[None])[0]:
+        seconds = np.inf
+    for _ in range(TURNS if np.count_nonzero(units.any(0)) > 1 else 0):
+        program = parted.program(units)
+        fractions = program.solve()
+        if fractions is None or not fractions.fits or fractions.seconds > limit_s:
+            break
+        other = rounded((program.solve(few) if few else None) or fractions, units.sum(1))
+        now = float(parted.seconds(other[None])[0])
+        if now > (1 - GAINED) * seconds or not parted.fits(other[None])[0]:
+            break
+        units, seconds = other, now
+    return seconds, units
 
-    size: Floats
-    able: Mask
 
-    def fits(self, units: Units, held: Floats) -> Mask:
-        """Return whether devices can have these shares, and hold so many bytes, [..., p]: [...]."""
-        return np.asarray((held <= self.size).all(-1) & ~(taking(units) & ~self.able).any(-1))
+def rounded(found: FoundShares, totals: Integers) -> Integers:
+    """Return what a program found in whole units, [axes, p], the nearest that add up to these."""
+    every = zip(np.maximum(found.units, 0.0).tolist(), totals.tolist(), strict=True)
+    return np.array([largest_remainder(own, total) if total else [0] * len(own) for own, total in every], np.int64)
 
 
-def polished(s: Setting, runs: Runs, room: Room) -> Runs:
-    """Return layers with shares that are better by clocks, or those given; of many devices these, for time (`MANY`).
+def polished(parted: Parted, units: Integers, *, crews: bool = True) -> Integers:
+    """Return shares that are better by clocks, or those given.
 
     Parameters
     ----------
-    room
-        What devices have for weights.
+    crews
+        Whether it may change who has some of an axis.
     """
-    number = kept = 0  # the run at hand, and how many in a row have stayed as they are
     best_s = np.inf
-    while s.devices <= MANY and kept < len(runs):
-        layer, often = runs[number]
-        units = moved(layer.units)
-        held = layer_weights(s, layer.kind).held_bytes(units)
-        others = sum(count * one.held_bytes for one, count in runs) - often * layer.held_bytes
-        fits = room.fits(units, others + often * held) | (np.arange(len(held)) == 0)  # as it is, in any case
-        units, held = {axis: counts[fits] for axis, counts in units.items()}, held[fits]
-        seconds = runs_seconds(s, runs, number, units)
-        best, best_s = int(seconds.argmin()), min(best_s, float(seconds[0]))
-        if seconds[best] < (1 - WORTH) * best_s:
-            best_s, kept = float(seconds[best]), 0
-            own = {axis: counts[best] for axis, counts in units.items()}
-            runs = [*runs[:number], (replace(layer, units=own, held_bytes=held[best]), often), *runs[number + 1 :]]
-        else:
-            kept, number = kept + 1, (number + 1) % len(runs)
-    return runs
+    while True:
+        after = moved(units)
+        if not crews:
+            after = after[((after > 0) == (units > 0)).all((1, 2))]
+        seconds = parted.seconds(after)
+        best_s = min(best_s, float(seconds[0]))
+        better = np.flatnonzero(seconds < (1 - WORTH) * best_s)
+        fastest_first = after[better[np.argsort(seconds[better], kind="stable")]]
+        best = next((own for own in fastest_first if parted.fits(own[None])[0]), None)
+        if best is None:
+            return units
+        units = best
 
 
-def with_other_crew(s: Setting, layer: Configuration, often: int, room: Room) -> Configuration:
-    """Return the best of the layers that one move makes after which others have some of an axis, or the layer.
-
-    Of so many layers of its like.
-    """
-    units = moved(layer.units)
-    counts = np.stack(list(units.values()), 1)
-    held = layer_weights(s, layer.kind).held_bytes(units)
-    other = ((counts > 0) != (counts[0] > 0)).any((1, 2)) & room.fits(units, often * held)
-    other[0] = True
-    units = {axis: own[other] for axis, own in units.items()}
-    best = int(runs_seconds(s, [(layer, often)], 0, units).argmin())
-    if not best:
-        return layer
-    return replace(layer, units={axis: own[best] for axis, own in units.items()}, held_bytes=held[other][best])
+def with_other_crew(parted: Parted, units: Integers) -> Integers:
+    """Return the best of the shares that one move makes after which others have some of an axis, or those given."""
+    after = moved(units)
+    other = ((after > 0) != (units > 0)).any((1, 2)) & parted.fits(after)
+    after = after[_or_as_it_is(other)]
+    best: Integers = after[int(parted.seconds(after).argmin())]
+    return best
 
 
-def moved(units: Units) -> Units:
-    """Return the units as they are, then after every move, [moves + 1, p]."""
-    counts = np.stack(list(units.values()))
-    axes, devices = range(len(counts)), range(counts.shape[1])
+def _or_as_it_is(some: Mask) -> Mask:
+    """Return some shares, and the first of them in any case."""
+    return np.asarray(some | (np.arange(some.size) == 0))
+
+
+def moved(units: Integers) -> Integers:
+    """Return the units as they are, then after every move, [moves + 1, axes, p]."""
+    axes, devices = range(len(units)), range(units.shape[1])
     coarse = len(devices) > FEW
-    changes = [pairs(counts, axes, devices, devices, coarse=coarse), *spreads(counts, axes), *crew_moves(counts)]
-    after = np.concatenate([counts[None], *(counts + own for own in changes)])
+    changes = [pairs(units, axes, devices, devices, coarse=coarse), *spreads(units, axes), *crew_moves(units)]
+    if not coarse:
+        changes.append(together(units))
+    after = np.concatenate([units[None], *(units + own for own in changes)])
     _, first = np.unique(after, axis=0, return_index=True)
-    after = after[np.sort(first)]
-    return {axis: after[:, number] for number, axis in enumerate(units)}
+    return after[np.sort(first)]

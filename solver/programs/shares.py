@@ -41,13 +41,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.cluster.curves import Floats
-from solver.schedule.clocks import Messages, Moment, TurnPart, computed, exchanged, moments_of
+from solver.schedule.clocks import Messages, Moment, TurnPart, computed, exchanged, moments_of, unrest_of
 from solver.schedule.timing import Machine
 from solver.schedule.turns import ClockTurn
 
 MS = 1e3  # solvers dislike numbers far from one
 GAP = 2e-3  # of an integer program
-LIMIT_S = 0.1
+LACK = 1e6  # milliseconds that it costs to lack as many bytes as a unit has that moves: no plan is worth that
+SLIP_BYTES = 64.0  # of what solvers find: less is not lacking
+LIMIT_S = 0.1  # of an integer program, too
 FEASIBLE = 2  # of HiGHS's solution status
 
 
@@ -116,6 +118,8 @@ class FoundShares:
         1 % of `by_link`. Of small gains, and about: which of several comes last may change.
     per_byte : [p]
         Seconds that a byte more under its cap saves.
+    short : [p]
+        Bytes above the caps: as few as can be.
     """
 
     units: Floats
@@ -124,6 +128,12 @@ class FoundShares:
     by_speed: Floats
     by_link: Floats
     per_byte: Floats
+    short: Floats
+
+    @property
+    def fits(self) -> bool:
+        """Whether memory has room for them."""
+        return bool((self.short <= SLIP_BYTES).all())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,20 +161,26 @@ class ClockProgram:
 
     Parameters
     ----------
-    machine, turns
-        Whose clocks run, and what they count.
+    machine, passes
+        Whose clocks run, and what they count: turns of passes that begin anew, and how often each is done.
     moves
         What leads to the other plans.
     reach
         How far the units of a device may go from those it has: a part of these, and one.
     held
         What memory allows, if it limits anything.
+    unrest_s
+        As of `clocks.advanced`.
+    among : [p, devices]
+        1 where a device of the program is one of all devices, of which its results are; None: they are the same.
     """
 
     def __init__(
-        self, machine: Machine, turns: Iterable[ClockTurn], moves: Moves, reach: float, held: HeldBytes | None = None
-    ) -> None:
-        self.machine, self.moves, self.p = machine, moves, machine.devices
+        self, machine: Machine, passes: Iterable[tuple[float, Iterable[ClockTurn]]], moves: Moves, reach: float,
+        held: HeldBytes | None = None, unrest_s: float = 0.0, among: Floats | None = None,
+    ) -> None:  # fmt: skip
+        self.machine, self.moves, self.p, self.unrest_s = machine, moves, machine.devices, unrest_s
+        self.among = np.eye(self.p) if among is None else among
         self.y = np.arange(moves.count)
         # By which part all that a device computes, and all that its link carries, is faster: 0, but what is it worth?
         self.faster = moves.count + np.arange(2 * self.p)
@@ -173,17 +189,10 @@ class ClockProgram:
         self.rows.bound(self.faster, 0.0, 0.0)
         self.scale, self.charged = 1.0, 0.0  # of bytes; seconds for those that are held now
         self._units(reach)
-        self.memory = np.zeros(0, np.int64) if held is None else self._memory(held)
-        nobody = _Moments(np.full(self.p, -1), self._nothing(self.p))
-        now, ready, free, periods = Moment.at(np.zeros((1 + moves.count, self.p))), nobody, nobody, dict[int, float]()
-        for repeats, some in groupby(turns, key=lambda turn: turn.repeats):
-            parts = [part for turn in some for part in turn.parts]
-            before = now
-            now, ready, free = self._pass(parts, now, ready, free)
-            if repeats > 1:
-                periods[self._circle(parts, before)] = float(1 - repeats)
-        self.last = self.rows.variables(1, cost=1.0)
-        self._after(np.repeat(self.last, self.p), ready, np.arange(self.p), self._nothing(self.p), periods)  # (C9)
+        self.short = self.memory = np.zeros(0, np.int64)
+        if held is not None:
+            self._memory(held)
+        self.last = np.array([self._whole_pass(often, turns) for often, turns in passes])
 
     def solve(self, whole: Collection[int] = ()) -> FoundShares | None:
         """Solve it; None where nothing fulfils it.
@@ -196,12 +205,15 @@ class ClockProgram:
         if (found := self.rows.solve(self.y[np.isin(self.moves.axis, [*whole])])) is None:
             return None
         values, costs, duals = found
-        worth, per_byte = -costs[self.faster] / MS, np.zeros(self.p)
+        worth, per_byte, short = -costs[self.faster] / MS, np.zeros(self.p), np.zeros(self.p)
         if self.memory.size:
-            per_byte = -duals[self.memory] / MS / self.scale
-        seconds = float(values[self.last[0]]) / MS
-        cost = self.charged + float(values @ self.rows.cost) / MS
-        return FoundShares(self.moves.moved(values[self.y]), seconds, cost, worth[: self.p], worth[self.p :], per_byte)
+            per_byte, short = -duals[self.memory] / MS / self.scale, values[self.short] * self.scale
+        charges = np.array(self.rows.cost)
+        charges[self.short] = 0.0
+        seconds = float(values[self.last] @ charges[self.last]) / MS
+        cost, units = self.charged + float(values @ charges) / MS, self.moves.moved(values[self.y])
+        of_devices = (own @ self.among for own in (worth[: self.p], worth[self.p :], per_byte, short))
+        return FoundShares(units @ self.among, seconds, cost, *of_devices)
 
     def _units(self, reach: float) -> None:
         """(C1)."""
@@ -213,8 +225,8 @@ class ClockProgram:
                 self.rows.bound(self.y[mine], -np.minimum(has, reach * has + 1), reach * has + 1)
                 self.rows.add({int(k): 1.0 for k in mine}, -reach * most - 1, min(most, reach * most + 1))
 
-    def _memory(self, held: HeldBytes) -> NDArray[np.int64]:
-        """(C2); and bytes are charged with their prices."""
+    def _memory(self, held: HeldBytes) -> None:
+        """(C2); and bytes are charged with their prices, those above the caps with more than any plan is worth."""
         moves, every = self.moves, self.y
         change = np.zeros((self.p, moves.count))  # bytes a unit that moves
         np.add.at(change, (moves.taker, every), held.per_unit[moves.axis])
@@ -223,46 +235,69 @@ class ClockProgram:
         self.scale = max(float(np.abs(change).max(initial=1.0)), 1.0)
         now = held.per_unit @ moves.units + held.whole
         self.charged = float(held.prices @ now)
-        room = np.maximum(held.caps - now, 0.0) / self.scale
-        own = [dict(enumerate(bytes_of.tolist())) for bytes_of in change / self.scale]
-        return np.array([self.rows.add(one, -np.inf, float(most)) for one, most in zip(own, room, strict=True)])
+        room = (held.caps - now) / self.scale
+        self.short = self.rows.variables(self.p, cost=LACK)
+        own = [
+            {**dict(enumerate(bytes_of.tolist())), int(short): -1.0}
+            for bytes_of, short in zip(change / self.scale, self.short, strict=True)
+        ]
+        self.memory = np.array([self.rows.add(one, -np.inf, float(most)) for one, most in zip(own, room, strict=True)])
 
     # The clocks
 
-    def _circle(self, parts: Sequence[TurnPart], now: Moment) -> int:
+    def _whole_pass(self, often: float, turns: Iterable[ClockTurn]) -> int:
+        """Let a pass begin, and end; return the variable of its seconds, which are charged as often as it is done."""
+        nobody = _Moments(np.full(self.p, -1), self._nothing(self.p))
+        now, ready, free = Moment.at(np.zeros((1 + self.moves.count, self.p))), nobody, nobody
+        periods = dict[int, float]()
+        for repeats, some in groupby(turns, key=lambda turn: turn.repeats):
+            parts, before = [turn.parts for turn in some], now
+            now, ready, free = self._pass(parts, now, ready, free)
+            if repeats > 1:
+                periods[self._circle(parts, before)] = float(1 - repeats)
+        (last,) = self.rows.variables(1, cost=often)
+        self._after(np.repeat(last, self.p), ready, np.arange(self.p), self._nothing(self.p), periods)  # (C9)
+        return int(last)
+
+    def _circle(self, turns: Sequence[Sequence[TurnPart]], now: Moment) -> int:
         """Let layers that are alike pass in a circle (C10); return the variable of their period."""
         (period,) = self.rows.variables(1)
         begun = [_Moments(self.rows.variables(self.p, least=-np.inf), self._nothing(self.p)) for _ in range(2)]
         self.rows.bound(begun[0].columns[:1], 0.0, 0.0)  # only differences matter
-        _, *ended = self._pass(parts, now, *begun)
+        _, *ended = self._pass(turns, now, *begun)
         for before, after in zip(begun, ended, strict=True):
             every = np.arange(self.p)
             self._after(before.columns, after, every, self._nothing(self.p), {int(period): 1.0})
         return int(period)
 
     def _pass(
-        self, parts: Sequence[TurnPart], now: Moment, ready: _Moments, free: _Moments
+        self, turns: Sequence[Sequence[TurnPart]], now: Moment, ready: _Moments, free: _Moments
     ) -> tuple[Moment, _Moments, _Moments]:
         """Let ranks do the parts of some turns."""
         later = self._nothing(1, self.p)  # what they compute after each piece
-        for part in parts:
-            if isinstance(part, Messages):
-                now, ready, free = self._exchange(part, now, ready, free, later)
-                later = self._nothing(1, self.p)
-                continue
-            pieces = self._plans(part, 3)
-            own = self._of_speed(pieces)
-            ready, later = ready.later(own.sum(1)), np.flip(np.cumsum(np.flip(own, 1), 1), 1) - own
-            now = computed(self.machine, now, pieces)
+        for parts in turns:
+            unrest: Floats | float = 1.0
+            for part in parts:
+                if isinstance(part, Messages):
+                    now, ready, free = self._exchange(part, now, ready, free, later, unrest)
+                    later = self._nothing(1, self.p)
+                    continue
+                unrest = unrest_of(part, self.unrest_s)
+                pieces, before = self._plans(part, 3), now
+                own = self._of_speed(pieces)
+                now = computed(self.machine, now, pieces, unrest)
+                rested = self._nothing(self.p)
+                rested[0] = (now.ready - before.ready)[0] - own[0].sum(0)
+                ready, later = ready.later(own.sum(1) + rested), np.flip(np.cumsum(np.flip(own, 1), 1), 1) - own
         return now, ready, free
 
     def _exchange(
-        self, messages: Messages, now: Moment, ready: _Moments, free: _Moments, later: Floats
+        self, messages: Messages, now: Moment, ready: _Moments, free: _Moments, later: Floats, unrest: Floats | float
     ) -> tuple[Moment, _Moments, _Moments]:
         """Let ranks have what comes."""
         moved, own_taking = self._plans(messages.moved, 4), self._plans(messages.taking, 2)
         moments = self._plans(moments_of(self.machine, now, messages)[0], 3)[0]
-        then = exchanged(self.machine, now, messages)
+        then = exchanged(self.machine, now, messages, unrest)
         late = self._nothing(self.p)
         late[0] = self._plans(then.ready, 2)[0] - own_taking[0] - moments.max(-2)
         # What a message costs a device is said apart from its speed.
@@ -442,7 +477,8 @@ class _Rows:
         highs.setOptionValue("output_flag", False)
         highs.setOptionValue("threads", 1)
         highs.setOptionValue("mip_rel_gap", GAP)
-        highs.setOptionValue("time_limit", LIMIT_S)
+        if whole.size:
+            highs.setOptionValue("time_limit", LIMIT_S)
         highs.passModel(lp)
         highs.run()
         if highs.getInfo().primal_solution_status != FEASIBLE:

@@ -140,10 +140,14 @@ def advanced(machine: Machine, now: Moment, parts: Iterable[TurnPart], unrest_s:
         if isinstance(part, Messages):
             now = exchanged(machine, now, part, unrest)
             continue
-        if unrest_s:
-            unrest = np.minimum(part.sum(-2).max(-1, keepdims=True) / unrest_s, 1.0)
+        unrest = unrest_of(part, unrest_s)
         now = computed(machine, now, part, unrest)
     return now
+
+
+def unrest_of(pieces: Floats, unrest_s: float) -> Floats | float:
+    """Return how much of jitter and rest there is where ranks compute pieces of so many seconds, [..., 1]."""
+    return np.minimum(pieces.sum(-2).max(-1, keepdims=True) / unrest_s, 1.0) if unrest_s else 1.0
 
 
 def exchanged(machine: Machine, now: Moment, messages: Messages, unrest: Floats | float = 1.0) -> Moment:

@@ -37,7 +37,9 @@ from solver.schedule.decoders.steps import (
     OWN,
     SUM,
     PassParts,
+    StageShares,
     before_pass,
+    cuts_of,
     follow_crew,
     pass_parts,
     pass_rows,
@@ -48,7 +50,7 @@ from solver.schedule.decoders.steps import (
 from solver.schedule.exchange import of_matrix
 from solver.schedule.price import Price, PricedStep
 from solver.schedule.regions import lengths, some_have
-from solver.schedule.schedule import ComputeStep, ExchangeStep, added, exchanges
+from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep, added, exchanges
 from solver.schedule.stretches import PassRows, rows_to_add
 from solver.schedule.timing import UNREST_S, Machine, cpu_seconds
 from solver.schedule.turns import ClockTurn, Costs, Moved, priced, together_s, turns_of
@@ -272,18 +274,50 @@ def _passes(
 ) -> Iterator[Iterator[ClockTurn]]:
     """Yield the turns of a pass of plans of one structure: of all at once where that can be."""
     computing = cache(partial(_computing, s, behind))
-    key = plans[0].structure, rows, chosen
-    if key not in s.kept:
-        own = pass_rows(s.model, plans[0], rows, chosen)
-        parts = _parts(s, plans[0], own)
-        s.kept[key] = parts, own, planned(parts, plans[0], own)
-    parts, own, steps = s.kept[key]
+    parts, own, steps = _steps(s, plans[0], rows, chosen)
     costs = Costs(computing, partial(moved, s))
     if follow_crew(steps):
-        yield turns_of(planned_alike(steps, plans), costs)
+        yield turns_of(planned_alike(steps, cuts_of(plans)), costs)
         return
     for plan in plans:
         yield turns_of(planned(parts, plan, own), costs)
+
+
+def _steps(
+    s: DecoderSetting, plan: DecoderPlan, rows: int, chosen: int
+) -> tuple[PassParts, PassRows, tuple[AnyStep, ...]]:
+    """Return the parts and rows of a pass, and its steps by a plan, which all of its structure have."""
+    key = plan.structure, rows, chosen
+    if key not in s.kept:
+        own = pass_rows(s.model, plan, rows, chosen)
+        parts = _parts(s, plan, own)
+        s.kept[key] = parts, own, planned(parts, plan, own)
+    found: tuple[PassParts, PassRows, tuple[AnyStep, ...]] = s.kept[key]
+    return found
+
+
+def answer_turns(
+    s: DecoderSetting, plan: DecoderPlan, cuts: StageShares, asked: TokenRequest
+) -> Iterator[tuple[float, Iterator[ClockTurn]]]:
+    """Yield the turns of the passes of an answer, and how often each is done, by some plans of a plan's structure.
+
+    Of a prompt's chunks those of as many rows are one, behind as many tokens as in the mean.
+    """
+    passes = [(float(asked.tokens), 1, asked.behind, 1)]
+    *chunked, (rows, behind) = chunks(asked.prompt)
+    passes.append((1.0, rows, behind, 1))
+    if chunked:
+        passes.append((float(len(chunked)), CHUNK_ROWS, (chunked[0][1] + chunked[-1][1]) // 2, 0))
+    for often, rows, behind, chosen in passes:
+        *_, steps = _steps(s, plan, rows, chosen)
+        costs = Costs(cache(partial(_computing, s, behind)), partial(moved, s))
+        yield often, turns_of(planned_alike(steps, cuts), costs)
+
+
+def cut_seconds(s: DecoderSetting, plan: DecoderPlan, cuts: StageShares, asked: TokenRequest) -> Floats:
+    """Return the seconds of an answer by some plans of a plan's structure, [n]."""
+    passes = answer_turns(s, plan, cuts, asked)
+    return np.asarray(sum(often * together_s(s.machine, turns, UNREST_S) for often, turns in passes))
 
 
 def _seconds(s: DecoderSetting, plans: Sequence[DecoderPlan], rows: int, behind: int, chosen: int) -> Floats:

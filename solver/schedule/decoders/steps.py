@@ -38,6 +38,7 @@ FACTS = 9
 OWN, CANDIDATE_NUMBERS = 2, 3  # what a rank tells of itself after a pass, float64, and of a row's likeliest word
 HANDED_OUT, CANDIDATES = "tokens", "candidates"  # exchanges by rank 0, before a pass and after it
 BEFORE = -1  # the stage of what is computed before the first one
+StageShares = Mapping[tuple[int, str], Spans]  # who has what under some plans, [n, p, 2], by the stage and what is cut
 STREAM_NAME, SUM = "stream", "sum of"
 # Of exchanges whose numbers do not travel as the plan's wire says.
 EXACT_NAMES = (STREAM_NAME, PARTIAL, HANDED_OUT, CANDIDATES)
@@ -170,7 +171,7 @@ def pass_parts(
 
 def planned(parts: PassParts, plan: DecoderPlan, rows: PassRows) -> tuple[AnyStep, ...]:
     """Return what ranks do in a pass under a plan."""
-    ranks, spans, stream = len(plan.devices), _cuts([plan]), parts.embedding.part.writes
+    ranks, spans, stream = len(plan.devices), cuts_of([plan]), parts.embedding.part.writes
     for number, stage in enumerate(plan.stages):
         spans[number, WHOLE] = taking(stage.ranks, ranks) * whole(1)
         if rows.shares[number]:
@@ -216,14 +217,13 @@ def follow_crew(steps: Iterable[AnyStep]) -> bool:
     return all({ROW, HIDDEN, NUMBER}.issuperset(step.value.axes) for step in steps if isinstance(step, ExchangeStep))
 
 
-def planned_alike(steps: Iterable[AnyStep], plans: Sequence[DecoderPlan]) -> list[AnyStep]:
-    """Return what ranks do under some plans at once, by steps that `follow_crew`, of a plan of the same structure."""
-    spans = _cuts(plans)
-    return [step.cut(spans) if isinstance(step, ComputeStep) else step for step in steps]
+def planned_alike(steps: Iterable[AnyStep], cuts: StageShares) -> list[AnyStep]:
+    """Return what ranks do by steps that `follow_crew`, of a plan, under some plans of its structure at once."""
+    return [step.cut(cuts) if isinstance(step, ComputeStep) else step for step in steps]
 
 
-def _cuts(plans: Sequence[DecoderPlan]) -> dict[tuple[int, str], Spans]:
-    """Return who has what under some plans, [n, p, 2], by the stage and the axis that is cut."""
+def cuts_of(plans: Sequence[DecoderPlan]) -> dict[tuple[int, str], Spans]:
+    """Return who has what under some plans."""
     found = {}
     for number, stages in enumerate(zip(*(plan.stages for plan in plans), strict=True)):
         for axis in stages[0].shares:

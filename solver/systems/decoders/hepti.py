@@ -9,7 +9,7 @@ layer on them (in shares as fast as they are, with its sums), h_T of the hop to 
     f(j, U + T) = min over i < j of f(i, U) + (j - i) c_T + h_T     if no device of T is in U, and j - i <= m_T
     answer = min over U of f(L, U), where m_T of the last stage leaves room for the head
 
-Within a stage of several devices the shares are the integer program's. Of more than MOST devices it sees the fastest.
+Within a stage of several devices shares are found as for one. Of more than MOST devices it sees the fastest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from solver.base.spans import Span
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, all_on, stage_on, whole_on
-from solver.programs.decoder_shares import StageTask, best_shares, shares, stage_of, unit_sizes, units_of
+from solver.programs.decoder_shares import StageTask, best_shares
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import (
     DecoderSetting,
@@ -58,7 +58,7 @@ def plan_hepti(model: Decoder, cluster: Cluster, asked: TokenRequest) -> Decoder
     s = setting_of(model, cluster, asked)
     whole = whole_layers(s, cluster, asked)
     task = _task(s, cluster, asked, whole)
-    found = [plan] if (plan := best_shares(task, cluster.names)) else []
+    found = [plan] if (plan := best_shares(task)) else []
     if not found or _waits(s, found[0], asked):
         found += [plan for plan in [_staged(s, cluster, asked, whole)] if plan is not None]
     if not found:
@@ -71,7 +71,7 @@ def _task(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: Whole
     """Return all layers to be shared out among the fastest devices."""
     room = memory_room(s.model, cluster)
     room[np.argsort(whole.seconds, kind="stable")[MOST_SHARING:]] = -1.0
-    return StageTask(s, asked, room, Span(0, len(s.model.layers)))
+    return StageTask(s, cluster.names, asked, room, Span(0, len(s.model.layers)))
 
 
 def _waits(s: DecoderSetting, plan: DecoderPlan, asked: TokenRequest) -> bool:
@@ -93,12 +93,12 @@ def _staged(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: Who
             words = all_on(members[0], ranks, s.model.vocab)
             continue
         room = np.where(np.isin(np.arange(ranks), members), memory_room(s.model, cluster), -1.0)
-        task = StageTask(s, asked, room, layers, words=last)
-        counts = shares(task, len(members), units_of(task, unit_sizes(task)[0]))
-        if counts is None:
+        task = StageTask(s, cluster.names, asked, room, layers, words=last)
+        own = best_shares(task)
+        if own is None:
             return None
-        stage, words = stage_of(task, counts)
-        stages.append(stage)
+        stages += own.stages
+        words = own.words
     assert words is not None
     plan = plan_of(asked, cluster.names, stages, words, "hepti")
     return None if decoder_lacks(cluster, rank_memory(s.model, plan)) else plan
@@ -200,12 +200,11 @@ def best_stages(sets: list[StageSet], layers: int) -> list[ChosenStage]:
 
 def _no_room(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, task: StageTask) -> InfeasiblePlanError:
     """Return the error that says how long the context could be, and of how many, or how much memory is missing."""
-    able = int((task.room > 0).sum())
+    crews = [task.able, *([rank] for rank in task.able)]
 
     def fits(less: TokenRequest) -> bool:
         smaller = replace(task, asked=less)
-        units = units_of(smaller, unit_sizes(task)[0])
-        return any(shares(smaller, ranks, units) is not None for ranks in sorted({able, 1}) if ranks)
+        return any(smaller.has_room(counts) for crew in crews if crew for _, counts in smaller.first_shares(crew))
 
     what = f"{s.model.name} in {asked.precision} with a {asked.cache} cache"
     context = _most(asked.context, lambda tokens: fits(replace(asked, context=tokens)))

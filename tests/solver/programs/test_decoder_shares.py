@@ -15,7 +15,7 @@ from solver.base.spans import Span
 from solver.cluster.cluster import Cluster, Link
 from solver.model.kinds.part import FFN, HEAD
 from solver.model.named_decoders import named_decoder
-from solver.programs.decoder_shares import StageTask, best_shares, hull, one_stage, unit_sizes
+from solver.programs.decoder_shares import StageTask, best_shares
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import answer_seconds, answers_seconds, setting_of
 from solver.schedule.decoders.memory import rank_memory
@@ -32,11 +32,12 @@ SHORT = TokenRequest(prompt=3, tokens=4, context=8)  # whose weights are most of
 
 def task_of(model, cluster, asked, words=True):
     room = np.array([float(device.memory_bytes) for device in cluster.devices])
-    return StageTask(setting_of(model, cluster, asked), asked, room, Span(0, len(model.layers)), words)
+    return StageTask(setting_of(model, cluster, asked), cluster.names, asked, room, Span(0, len(model.layers)), words)
 
 
 def heads_of_units(model, asked):
-    return [heads for heads, *_ in unit_sizes(task_of(model, boards(1e6), asked))]
+    heads, *_ = task_of(model, boards(1e6), asked).axes
+    return [heads.size(32), heads.finest]
 
 
 def splits(total, size, ranks):
@@ -52,7 +53,7 @@ def every_plan(task, cluster):
     """Return all plans of one stage: whole blocks, any heads."""
     ranks = len(cluster.devices)
     shares = product(splits(6, 1, ranks), splits(128, 32, ranks), splits(96, 32, ranks))
-    plans = (one_stage(task, cluster.names, counts) for counts in shares)
+    plans = (task.plan(np.array(counts)) for counts in shares)
     return [p for p in plans if not any(n and rank not in p.stages[0].ranks for rank, n in enumerate(p.words.counts))]
 
 
@@ -79,7 +80,7 @@ def test_of_two_devices_neither_is_left_out_where_it_hides_what_is_exchanged():
     cluster = boards(2803799.0, 2115848.0, mbps=2.0, call_s=1e-5)
     task = task_of(MODEL, cluster, ASKED)
 
-    assert best_shares(task, cluster.names).stages[0].ranks == (0, 1)
+    assert best_shares(task).stages[0].ranks == (0, 1)
 
 
 @settings(max_examples=count(6, 12), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
@@ -92,12 +93,11 @@ def test_two_devices_have_the_best_of_all_plans(bytes_per_s, mbps, call_s):
     cluster = boards(*bytes_per_s, mbps=mbps, call_s=call_s)
     task = task_of(MODEL, cluster, ASKED)
 
-    found = best_shares(task, cluster.names)
+    found = best_shares(task)
 
     found.check(MODEL, 2)
-    # The program does not know that exchanges pass while the slowest computes: of 374 random ones one in nine is more
-    # than 1 % above the least, and the worst 6 %.
-    assert answer_seconds(task.s, found, ASKED) <= 1.1 * least_of_all(task, cluster)
+    # Of 374 random ones two were more than 0.5 % above the least, by 0.7 % at most.
+    assert answer_seconds(task.s, found, ASKED) <= 1.005 * least_of_all(task, cluster)
 
 
 @pytest.mark.parametrize("speeds", [(3e6, 1e6, 3e5), *[(1e6, 1e6, 1e6)] * ALL])
@@ -105,17 +105,17 @@ def test_three_devices_have_the_best_of_all_plans(speeds):
     cluster = boards(*speeds, call_s=1e-4)
     task = task_of(MODEL, cluster, ASKED)
 
-    found = best_shares(task, cluster.names)
+    found = best_shares(task)
 
     found.check(MODEL, 3)
-    assert answer_seconds(task.s, found, ASKED) <= 1.01 * least_of_all(task, cluster)
+    assert answer_seconds(task.s, found, ASKED) <= 1.005 * least_of_all(task, cluster)
 
 
 @pytest.mark.parametrize("lack", range(4_000, 154_000, count(45_000, 15_000)))
 def test_memory_is_a_limit_and_what_fits_is_found(lack):
     """The faster device loses memory, until both together hold too little."""
     model = small_model(layers=2, heads=6, kv_heads=6, d=32, hidden=64, ffn=128, vocab=96)
-    whole = one_stage(task_of(model, boards(1e6), SHORT), ("pi-0",), ((6,), (128,), (96,)))
+    whole = task_of(model, boards(1e6), SHORT).plan(np.array([[6], [128], [96]]))
     alone = rank_memory(model, whole)[0]
     sizes = alone.total - lack, alone.total - 100_000
     cluster = boards(3e6, 1e6, memory_bytes=sizes)
@@ -123,7 +123,7 @@ def test_memory_is_a_limit_and_what_fits_is_found(lack):
     # What ranks work with is counted a little too high.
     tighter = boards(3e6, 1e6, memory_bytes=tuple(size - 12_000 for size in sizes))
 
-    found, least = best_shares(task, cluster.names), least_of_all(task, tighter)
+    found, least = best_shares(task), least_of_all(task, tighter)
 
     if found is not None:
         needs = rank_memory(model, found)
@@ -137,12 +137,12 @@ def test_memory_is_a_limit_and_what_fits_is_found(lack):
 def test_nothing_fits_where_nobody_has_room():
     cluster = boards(1e6, 1e6, memory_bytes=2**20)
 
-    assert best_shares(task_of(MODEL, cluster, ASKED), cluster.names) is None
+    assert best_shares(task_of(MODEL, cluster, ASKED)) is None
 
 
 def test_a_slow_link_leaves_one_device_alone():
     cluster = boards(1e6, 4e6, 1e6, mbps=0.5, latency_s=0.01)
-    found = best_shares(task_of(MODEL, cluster, ASKED), cluster.names)
+    found = best_shares(task_of(MODEL, cluster, ASKED))
 
     assert found.stages[0].ranks == (1,)
 
@@ -150,7 +150,7 @@ def test_a_slow_link_leaves_one_device_alone():
 def test_a_narrow_link_leaves_one_of_its_ends_out():
     even = boards(1e6, 1e6, 1e6)
     cluster = Cluster(even.devices, even.network, {frozenset(("pi-0", "pi-1")): Link(1e4, 0.02)})
-    found, with_all = (best_shares(task_of(MODEL, own, ASKED), own.names) for own in (cluster, even))
+    found, with_all = (best_shares(task_of(MODEL, own, ASKED)) for own in (cluster, even))
 
     assert with_all.stages[0].ranks == (0, 1, 2)
     assert found.stages[0].ranks == (0, 2)
@@ -159,7 +159,7 @@ def test_a_narrow_link_leaves_one_of_its_ends_out():
 def test_more_ranks_than_groups_share_keys_and_values():
     model = small_model(layers=2, heads=8, kv_heads=2, d=32, hidden=256, ffn=256, vocab=96)
     cluster = boards(*[1e6] * 4, mbps=1000.0, latency_s=1e-5)
-    found = best_shares(task_of(model, cluster, ASKED), cluster.names)
+    found = best_shares(task_of(model, cluster, ASKED))
 
     assert heads_of_units(model, ASKED) == [4, 1]
     assert found.stages[0].shares[HEAD].counts == (2, 2, 2, 2)
@@ -174,31 +174,24 @@ def test_heads_are_cut_where_blocks_may_be():
 
 def test_a_stage_without_the_head_has_no_words():
     cluster = boards(1e6, 1e6)
-    found = best_shares(task_of(MODEL, cluster, ASKED, words=False), cluster.names)
+    found = best_shares(task_of(MODEL, cluster, ASKED, words=False))
 
     assert found.words.counts == (0, 0)
 
 
-def test_equal_boards_have_equal_shares_and_a_slow_one_little():
-    model, asked = named_decoder("llama-3.2-1b", 4), TokenRequest()
-    even, mixed = (best_shares(task_of(model, c, asked), c.names).stages[0] for c in (pis(24, 24, 24, 24), pis(24, 72)))
+def test_equal_boards_have_equal_shares():
+    model, cluster = named_decoder("llama-3.2-1b", 4), pis(24, 24, 24, 24)
+    even = best_shares(task_of(model, cluster, TokenRequest())).stages[0]
 
     assert even.shares[HEAD].counts == (8, 8, 8, 8)
     assert even.shares[FFN].counts == (2048, 2048, 2048, 2048)
-    assert 3 < mixed.shares[FFN].counts[1] / mixed.shares[FFN].counts[0] < 3.6  # a call, too, takes a third of the time
 
 
-@given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=30))
-def test_a_hull_is_never_above_its_curve_and_touches_its_ends(steps):
-    curve = np.cumsum(steps) + 1.0
-    lines = hull(curve)
-    units = np.arange(1, curve.size + 1)
-    highest = np.max([a + b * units for a, b in lines], axis=0)
+def test_unequal_boards_answer_sooner_than_with_shares_by_speed():
+    model, cluster, asked = named_decoder("llama-3.2-1b", 4), pis(24, 72), TokenRequest()
+    task = task_of(model, cluster, asked)
+    by_speed = task.plan(np.array([[8, 24], [2048, 6144], [32064, 96192]]))
 
-    assert np.all(highest <= curve * (1 + 1e-9) + 1.1e-3 * curve[-1])
-    assert highest[0] == pytest.approx(curve[0], abs=2e-3 * curve[-1])
-    assert highest[-1] == pytest.approx(curve[-1], rel=2e-3)
+    found = best_shares(task)
 
-
-def test_a_straight_curve_is_one_line():
-    assert hull(np.array([3.0, 5.0, 7.0, 9.0])) == [pytest.approx((1.0, 2.0))]
+    assert answer_seconds(task.s, found, asked) < 0.95 * answer_seconds(task.s, by_speed, asked)

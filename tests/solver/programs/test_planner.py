@@ -294,11 +294,11 @@ def test_no_other_system_is_predicted_faster(speeds, mbps):
 
 
 def test_input_is_gathered_where_links_are_slow():
-    """Half of what K and V are, at 40 Mbps: all compute K and V of many rows, while the input arrives.
+    """Half of what K and V are, at 60 Mbps: all compute K and V of many rows, while the input arrives.
 
     Of fewer rows each computes own heads of all, and contexts go to the owners of rows.
     """
-    cluster = pis(24.6, 24.6, 24.6, 24.6, mbps=40)
+    cluster = pis(24.6, 24.6, 24.6, 24.6, mbps=60)
     few, many = (make_plan("hepti", BERT_LARGE, cluster, rows).layer(0)[0] for rows in (16, 128))
 
     assert (few.cut, few.keys) == (Cut.TO_ROWS, None)

@@ -1,10 +1,11 @@
-"""The polish: it ends better than it began, within the room there is, among those who may take part."""
+"""The descent: it ends better than it began, within the room there is, among those who may take part."""
 
 import numpy as np
 
 from solver.model.blocks import Axis
 from solver.model.named import named_model
-from solver.programs.polish import Room, polished, with_other_crew
+from solver.programs.layers import PartedRun, Room, polished_runs
+from solver.programs.polish import with_other_crew
 from solver.programs.search import Configuration
 from solver.programs.tiles_and_routes import plan_of
 from solver.schedule.encoders.cost import request_seconds, setting
@@ -24,23 +25,27 @@ def equal_layer():
     return Configuration(BY_BLOCKS, units, 0.0, layer_weights(S, BY_BLOCKS).held_bytes(units))
 
 
+def with_others(room):
+    parted = PartedRun(S, [(equal_layer(), BERT.layers)], 0, room)
+    return parted.with_units(with_other_crew(parted, parted.units))
+
+
 def seconds_of(runs):
     return request_seconds(S, plan_of(S, runs))
 
 
 def test_a_faster_board_joins():
-    before = [(equal_layer(), BERT.layers)]
+    before, room = [(equal_layer(), BERT.layers)], Room(np.full(3, np.inf), EVERYONE)
 
-    other = with_other_crew(S, equal_layer(), BERT.layers, Room(np.full(3, np.inf), EVERYONE))
-    ((after, _),) = polished(S, before, Room(np.full(3, np.inf), EVERYONE))
+    other, after = with_others(room), polished_runs(S, before, room)
 
-    assert taking(other.units)[1]
-    assert seconds_of([(after, BERT.layers)]) <= seconds_of([(other, BERT.layers)]) < seconds_of(before)
+    assert taking(other[0][0].units)[1]
+    assert seconds_of(after) <= seconds_of(other) < seconds_of(before)
 
 
 def test_no_board_holds_more_than_it_has_room_for():
     """But rows without weights, where only norms are computed."""
-    runs = polished(S, [(equal_layer(), BERT.layers)], Room(np.array([np.inf, 0, np.inf]), EVERYONE))
+    runs = polished_runs(S, [(equal_layer(), BERT.layers)], Room(np.array([np.inf, 0, np.inf]), EVERYONE))
 
     assert sum(often * layer.held_bytes for layer, often in runs)[1] == 0
     assert any(layer.units[Axis.ROWS][1] > 0 for layer, _ in runs)
@@ -49,7 +54,6 @@ def test_no_board_holds_more_than_it_has_room_for():
 def test_who_may_take_no_part_gets_no_rows_either():
     room = Room(np.array([np.inf, 0, np.inf]), np.array([True, False, True]))
 
-    other = with_other_crew(S, equal_layer(), BERT.layers, room)
-    runs = polished(S, [(other, BERT.layers)], room)
+    runs = polished_runs(S, with_others(room), room)
 
     assert not any(taking(layer.units)[1] for layer, _ in runs)

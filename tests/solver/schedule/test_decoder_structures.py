@@ -15,6 +15,7 @@ from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import answer_seconds, answers_seconds, setting_of
 from solver.schedule.decoders.memory import most_memory, rank_memory
 from solver.schedule.decoders.steps import (
+    cuts_of,
     follow_crew,
     pass_parts,
     pass_rows,
@@ -88,7 +89,7 @@ def test_the_steps_of_a_plan_filled_in_for_another_are_its_own(seed):
         parts = pass_parts(MODEL, stages_of(first, cuts), rows, cuts.asked, folded=True)
         kept = planned(parts, first, cuts)
         for plan in others if follow_crew(kept) else ():
-            for filled, own in zip(planned_alike(kept, [plan]), planned(parts, plan, cuts), strict=True):
+            for filled, own in zip(planned_alike(kept, cuts_of([plan])), planned(parts, plan, cuts), strict=True):
                 assert told(filled) == told(own)
 
 

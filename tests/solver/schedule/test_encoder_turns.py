@@ -31,9 +31,9 @@ from tests.kit.plans import like
 BERT = named_model("bert-base", layers=6)
 LARGE = named_model("bert-large", layers=6)
 VIT = named_model("vit-base", layers=6)
-# What may be saved where nobody waits for all: of the planner's plans, whose ranks are busy alike. And what more it may
-# be: a rank without rows of its own sends its last summand when all are made.
-SAVED, LATE = 0.92, 1.05
+# What may be saved where nobody waits for all, by plans that are made so that nobody does. And what more it may be: a
+# rank without rows of its own sends its last summand when all are made.
+SAVED, LATE = 0.85, 1.05
 
 
 def ratio(spec, cluster, kind, units, rows, wire=Wire.FLOAT32):
