@@ -61,7 +61,7 @@ def run(options: argparse.Namespace, group: Group) -> int:
     source = open_source(DecoderFile, path, fingerprint, group)
     share = load_share(source, model, computes, plan, leader.progress if leader else None)
     load_s = group.slowest(clock.now() - started)
-    if options.replan != "auto":  # nothing is read any more
+    if options.replan != "auto" and options.plan_by != "measure":  # nothing is read any more
         source.close()
     cast, reads = backend(computes).cast, leader.reads if leader else None
     ranks = Ranks(share, group, Direct(group), coding(plan.wire, cast), source, reads)

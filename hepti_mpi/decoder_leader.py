@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -60,6 +60,9 @@ from weights.formats import weights_path
 from weights.inputs.templates import ChatTemplate
 from weights.inputs.tokenize import PromptTokenizer
 
+if TYPE_CHECKING:
+    from solver.live.turns import Turns
+
 TakeAnswer = Callable[[Entry], object]
 NOTHING = np.empty(0, np.float32)  # answers in words have no hidden states
 IDS_SHOWN = 60  # letters of the ids of answers that were cut
@@ -89,6 +92,7 @@ class DecoderLeader(Speaker):
         self._answers: deque[dict[str, Any]] = deque(maxlen=LAST if self._serves else None)
         self._cluster: Cluster | None = None
         self._changes: list[dict[str, Any]] = []
+        self._turns: Turns[DecoderPlan] | None = None  # where several plans are tried
 
     def read(self) -> tuple[Path, Decoder, str, str]:
         """Read the model, and what is asked of it; return its file, what it is, in which precision, its fingerprint.
@@ -258,8 +262,10 @@ class DecoderLeader(Speaker):
                     self._ends(answer)
 
     def _follows(self, load_s: float) -> Follow | None:
-        """Return what lets the plan follow the devices, where it may change."""
+        """Return what lets the plan follow the devices, or what is measured of several, where it may change."""
         options = self._options
+        if options.plan_by == "measure":
+            return self._tries()
         if options.replan == "off" or self._group.size == 1:
             return None
         assert self._cluster is not None  # --replan goes with no --plan, and all else is planned for a cluster
@@ -278,6 +284,28 @@ class DecoderLeader(Speaker):
 
         return follow
 
+    def _tries(self) -> Follow | None:
+        """Return what lets the first tokens be made by several plans; None where there is one."""
+        from solver.live.fewer_devices import decoders_to_try, words_of  # the solvers are for rank 0 alone
+        from solver.live.turns import Turns
+        from solver.schedule.decoders.cost import setting_of, token_seconds
+
+        assert self._cluster is not None  # it goes with no --plan, and all else is planned for a cluster
+        turns = Turns(decoders_to_try(self._model, self._cluster, self._asked(), self._plan), words_of, tokens=True)
+        if not turns.several:
+            self.note(["--plan-by measure tries no other plan: none is likely to be faster, or memory holds none"])
+            return None
+        self._turns, setting = turns, setting_of(self._model, self._cluster, self._plan)
+
+        def follow(compute_s: Floats, seconds: float, behind: int, to_come: int) -> DecoderPlan | None:
+            if turns.settled:
+                return None
+            number = turns.number
+            turns.took(seconds, token_seconds(setting, turns.plans[number], behind))
+            return turns.plans[turns.number] if turns.number != number else None
+
+        return follow
+
     def close(self, told: Sequence[dict[str, Any]], places: Sequence[Place]) -> int:
         """Write and show what was asked for; return the exit code."""
         from solver.plan.writing import plan_table
@@ -288,9 +316,12 @@ class DecoderLeader(Speaker):
         predicted = self._predicted()
         here = runs_here(plan.devices, places)
         boards = boards_planned_for(options, here=here)
-        report = {"replans": self._changes, "predicted_for": boards if predicted else None} | run_report(
-            model, plan, table, self._answers, predicted, told, places
-        )
+        trials = [] if self._turns is None else self._turns.to_table()
+        report = {
+            "replans": self._changes,
+            "trials": trials,
+            "predicted_for": boards if predicted else None,
+        } | run_report(model, plan, table, self._answers, predicted, told, places)
         self._file.close()
         if options.report is not None:
             write_json(options.report, report)
@@ -298,6 +329,8 @@ class DecoderLeader(Speaker):
             self.wrote(len(self._answers), options.output)
         if options.input is not None and not self._serves:
             self._tell_cut()
+        if self._turns is not None:
+            self.say(self._turns.line)
         if self._answers and not self._serves:
             show_run(self.console, report, model, plan)
             self._judge(report, boards, here=here)

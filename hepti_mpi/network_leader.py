@@ -189,7 +189,7 @@ class NetworkLeader(Speaker):
 
     def _tried(self, cluster: Cluster) -> tuple[SegmentPlan, ...]:
         """Return the plan, and those that are tried besides: where that is asked for, or enough images come."""
-        from solver.live.network_trials import networks_to_try, words_of  # the solvers are for rank 0 alone
+        from solver.live.fewer_devices import networks_to_try, words_of  # the solvers are for rank 0 alone
         from solver.live.turns import TURNS, Turns, pays
 
         options, plans = self._options, [self._plan]

@@ -52,6 +52,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if options.replan != "off" and (options.plan is not None or options.system not in (None, SYSTEM)):
         given = "--plan" if options.plan is not None else f"--system {options.system}"
         raise HeptiError(f"--replan {options.replan} changes plans that hepti makes: leave out {given}")
+    if options.plan_by == "measure":
+        _check_trials(options)
     options.wire = None if options.wire is None else Wire(options.wire)
     Ending(answer_tokens(options), (), options.stop)
     # Without these options the model's own defaults hold, which are checked when it is read.
@@ -60,6 +62,19 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise HeptiError(f"--{name} is {getattr(options, name)}, must be at least 1")
     return options
+
+
+def _check_trials(options: argparse.Namespace) -> None:
+    """Refuse what goes with no trials of plans."""
+    if options.plan is not None or options.system not in (None, SYSTEM):
+        given = "--plan" if options.plan is not None else f"--system {options.system}"
+        raise HeptiError(f"--plan-by measure says how hepti chooses its plan: leave out {given}")
+    if options.replan != "off":
+        raise HeptiError(f"--replan {options.replan} goes by what is measured already: leave out --plan-by measure")
+    if options.sequences not in (None, 1):
+        raise HeptiError(
+            f"--plan-by measure times tokens of one answer at a time: leave out --sequences {options.sequences}"
+        )
 
 
 def answer_tokens(options: argparse.Namespace) -> int:
@@ -127,6 +142,11 @@ def parser() -> Parser:
     split.add_argument("--plan", type=Path, metavar="PLAN.json", help="a plan, instead of planning one")
     split.add_argument("--system", metavar="NAME", help=f"who plans: hepti, single, megatron, … (default: {SYSTEM})")
     split.add_argument("--backend", choices=NAMES, default="auto", help="kernels (default: %(default)s)")
+    split.add_argument(
+        "--plan-by", choices=("estimate", "measure"), default="estimate",
+        help="run the plan that is predicted to be fastest, or make the first tokens by a few and keep the fastest "
+        "(default: %(default)s)",
+    )  # fmt: skip
     split.add_argument(
         "--replan", choices=("off", "auto", "dry-run"), default="off",
         help="change the shares when devices change, dry-run: only say so (default: %(default)s)",

@@ -15,6 +15,9 @@ from solver.base.phrases import counted
 ERROR = 0.07  # of a prediction, on average of many measured points: what differs by less than twice that may be faster
 MOST = 3  # plans; with `TURNS` the tenth request runs under the best
 TURNS = 3  # of every plan, the first of which warms it up
+# Tokens that are made by every plan, one after the other: more, since boards that have rested are slower or faster for
+# some, and they cost little; what is read for a plan takes longer.
+TOKENS = 20
 
 
 class PredictedPlan(Protocol):
@@ -39,11 +42,20 @@ class Turns(Generic[AnyPlan]):
         Says in words what is particular about a plan.
     of
         The size of a request, in words; "" where all have the same.
+    tokens
+        Whether they are tokens, of which many in a row are made by each plan.
     """
 
-    def __init__(self, plans: Sequence[AnyPlan], words: Callable[[AnyPlan], str], of: str = "") -> None:
-        self.plans, self._words, self._of = tuple(plans), words, of
+    def __init__(
+        self, plans: Sequence[AnyPlan], words: Callable[[AnyPlan], str], of: str = "", *, tokens: bool = False
+    ) -> None:
+        self.plans, self._words, self._of, self._tokens = tuple(plans), words, of, tokens
         self._ratios: list[list[float]] = [[] for _ in plans]  # of measured to predicted seconds
+
+    @property
+    def turns(self) -> int:
+        """How many there are of every plan."""
+        return TOKENS if self._tokens else TURNS
 
     @property
     def several(self) -> bool:
@@ -53,14 +65,16 @@ class Turns(Generic[AnyPlan]):
     @property
     def settled(self) -> bool:
         """Whether all plans have had their turns."""
-        return not self.several or min(map(len, self._ratios)) >= TURNS
+        return not self.several or min(map(len, self._ratios)) >= self.turns
 
     @property
     def number(self) -> int:
         """Which plan the next request runs under: in turn, and in the end the fastest."""
         turns = [len(ratios) for ratios in self._ratios]
         if not self.settled:
-            return turns.index(min(turns))
+            return (
+                next(k for k, own in enumerate(turns) if own < self.turns) if self._tokens else turns.index(min(turns))
+            )
         return min(range(len(turns)), key=self._seconds) if self.several else 0
 
     @property
@@ -99,12 +113,16 @@ class Turns(Generic[AnyPlan]):
             for entry in self.to_table()
         )
         if not self.settled:
-            stays = "too few requests to say which is the fastest"
+            stays = f"too few {self._what} to say which is the fastest"
         else:
-            first = TURNS * len(self.plans)
-            stays = f"{self._words(self.plan)} stays; times of all requests are with the first {first}"
+            first = self.turns * len(self.plans)
+            stays = f"{self._words(self.plan)} stays; times of all {self._what} are with the first {first}"
         of = f" for {self._of}" if self._of else ""
         return f"{counted(len(self.plans), 'plan')} tried in turn, ms{of}: {tried}; {stays}"
+
+    @property
+    def _what(self) -> str:
+        return "tokens" if self._tokens else "requests"
 
     def _seconds(self, number: int) -> float:
         """Return what requests took under a plan, of the size that it was made for: the least but for the first.

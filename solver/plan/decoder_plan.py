@@ -163,6 +163,17 @@ class DecoderPlan:
         return tuple(rank for rank, words in enumerate(self.embedding) if words.size)
 
     @property
+    def active(self) -> tuple[int, ...]:
+        """Ranks that have a share of a stage."""
+        return tuple(sorted({rank for stage in self.stages for rank in stage.ranks}))
+
+    @property
+    def predicted_s(self) -> float:
+        """Predicted seconds of a token."""
+        assert self.predicted is not None
+        return self.predicted.token_s
+
+    @property
     def word_columns(self) -> dict[str, Partition]:
         """Who has which words, by the headings of tables: of the head, and of an embedding that is cut."""
         return {"words": self.words} | ({} if self.embedding is None else {"embedded": self.embedding})

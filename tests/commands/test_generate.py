@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from solver import cli as solver
+from solver.cluster.cluster import write_cluster
+from solver.live.turns import TOKENS
 from tests.kit import inside
+from tests.kit.answers import boards
 from tests.kit.asked import from_lines, to_lines
 from tests.kit.chat_templates import CHATML
 from tests.kit.commands import complaints, mpirun, run, start, succeeded
@@ -200,6 +203,22 @@ def test_a_file_is_answered_on_any_ranks(ranks, options, tiny, uneven, asked, tm
 
     for name, answer in answers_by_id(done.stdout).items():
         check(tiny, answer, ASKED[name])
+
+
+def test_plans_are_tried_between_tokens_and_the_fastest_stays(tiny, tmp_path):
+    write_cluster(boards(1e8, 3e7, 2e7, mbps=300, latency_s=1e-4, precision="float32"), tmp_path / "boards.toml")
+    report, words = tmp_path / "report.json", ("--prompt", "the cat", "--tokens", LONG, "--lookup", "off")
+    options = ("--cluster", tmp_path / "boards.toml", "--plan-by", "measure", "--report", report)
+
+    done = succeeded(jobs(3, *generate(tiny, *words, *options)))
+
+    told = json.loads(report.read_text())
+    assert told["requests"][0]["new_tokens"] == tiny.says("the cat", LONG)
+    assert [entry["cuts"] for entry in told["trials"]] == ["pi-0, pi-1 and pi-2", "pi-0 and pi-1", "pi-0 alone"]
+    assert [entry["turns"] for entry in told["trials"]] == [TOKENS] * 3
+    (stays,) = (entry for entry in told["trials"] if entry["stays"])
+    assert stays["seconds"] == min(entry["seconds"] for entry in told["trials"])
+    assert f"{stays['cuts']} stays" in done.stderr
 
 
 @pytest.fixture(scope="module")

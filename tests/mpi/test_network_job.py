@@ -11,7 +11,7 @@ from hepti_mpi.comm.trace import OUTSIDE
 from hepti_mpi.kernels import trial
 from hepti_mpi.kernels.backends import of_all
 from hepti_mpi.report.watch import Watch
-from solver.live import network_trials
+from solver.live import fewer_devices
 from solver.live.follower import PlanChange
 from solver.live.network_replan import NetworkFollower
 from solver.live.turns import TURNS
@@ -260,7 +260,7 @@ def test_plans_that_are_tried_in_turn_give_the_same_answers_and_one_stays(
         mixed = plan_of(net, equal, world.size)
         return [plan, *(predicted(s, own) for own in (alone, mixed))]
 
-    monkeypatch.setattr(network_trials, "networks_to_try", others)
+    monkeypatch.setattr(fewer_devices, "networks_to_try", others)
     wanted = expected(place / "photos" / "a.png")
     if world.rank == 0:
         (folder / "many.txt").write_text("\n".join(images * [str(place / "photos" / "a.png")]))
@@ -302,7 +302,7 @@ def test_a_trace_shows_the_segments_of_the_last_image_on_every_rank(job, world, 
 def test_plans_are_tried_where_enough_images_come_unless_a_person_says_otherwise(
     options, tries, job, world, folder, monkeypatch
 ):
-    monkeypatch.setattr(network_trials, "networks_to_try", lambda net, cluster, plan: [plan, plan])
+    monkeypatch.setattr(fewer_devices, "networks_to_try", lambda net, cluster, plan: [plan, plan])
     answered = []
     for images in (4, 400):
         report = folder / f"{images}.json"
