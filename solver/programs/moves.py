@@ -109,17 +109,18 @@ def crew_moves(counts: Integers) -> Iterator[Integers]:
 def least_changes(counts: Integers, able: Mask) -> Integers:
     """Return moves on an axis each, [moves, axes, p], after which one device more or less has some of it.
 
-    Who has least leaves it to the others who have some, in proportion; or a device that has none, of those able, [p],
-    takes one unit from who has most.
+    Who has least leaves it to the others who have some, in proportion, or to one of them; or a device that has none, of
+    those able, [p], takes one unit from one that has several.
     """
-    found, every = [], np.arange(counts.shape[1])
+    found, every = [], np.eye(counts.shape[1], dtype=np.int64)
     for number, own in enumerate(counts):
-        some, less = np.flatnonzero(own), own - (every == own.argmax())
-        afters = [np.where(every == rank, 1, less) for rank in np.flatnonzero((own == 0) & able)]
-        if some.size > 1:
-            fewest = some[own[some] == own[some].min()]
-            afters += [in_proportion(np.where(every == rank, 0, own), own.sum()) for rank in fewest]
-        for after in afters if some.size else ():
+        some, several = np.flatnonzero(own), np.flatnonzero(own > 1)
+        afters = [own + every[rank] - every[giver] for rank in np.flatnonzero((own == 0) & able) for giver in several]
+        for rank in some[own[some] == own[some].min()] if some.size > 1 else ():
+            rest = own - own[rank] * every[rank]
+            afters.append(in_proportion(rest, own.sum()))
+            afters += [rest + own[rank] * every[taker] for taker in some if taker != rank]
+        for after in afters:
             moved = np.zeros(counts.shape, np.int64)
             moved[number] = after - own
             found.append(moved)
