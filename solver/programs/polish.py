@@ -21,7 +21,7 @@ TURNS = 3  # of a program, which begins anew with what it has found
 GAINED = 1e-4  # of the seconds: less is not begun anew for
 WORTH = 1e-5  # of the seconds: less is not moved for
 FEW_UNITS = 32  # of an axis, that a program keeps whole: a rounded one of more is hardly worse
-FEW = 4  # devices, of more of which fewer sizes of moves are tried
+FEW = 5  # devices, of more of which fewer sizes of moves are tried
 
 
 class Parted(Protocol):

@@ -57,6 +57,7 @@ def test_in_fractions_no_plan_takes_longer(solutions):
     assert any(0 not in one.crew for one in free.values())
 
 
+@pytest.mark.slow("60 clusters in make test-all")
 def test_in_fractions_no_plan_of_unsteady_devices_takes_longer_either():
     above = {}
     for seed in range(200, 200 + count(6, 60)):
@@ -75,4 +76,4 @@ def test_in_fractions_no_plan_of_unsteady_devices_takes_longer_either():
 
     assert len(above) >= 4
     worst = max(above, key=above.__getitem__)
-    assert above[worst] <= 1.05, worst  # who has waited computes faster, which the program does not count
+    assert above[worst] <= 1.02, worst

@@ -66,7 +66,8 @@ def test_its_shares_are_better_and_whole_ones_take_hardly_longer(kind):
 def test_value_of_speed_and_link_agrees_with_solving_again(kind):
     """A value lies between what a small gain saves and what as small a loss costs, or near: at a kink these differ.
 
-    And who begins to send first, or sends last, is taken as it is: which of several that is may change.
+    And who begins to send first, or sends last, is taken as it is: which of several that is may change. Who computes K
+    and V of all rows does so for the first of its own, which is no line.
     """
     cluster, change = pis(*SPEEDS), 1e-2
 
@@ -78,7 +79,7 @@ def test_value_of_speed_and_link_agrees_with_solving_again(kind):
         return program_of(s, layer_by_speed(s, kind), FREE).solve()
 
     now = solved()
-    slack = 0.1 * now.seconds
+    slack = (0.2 if kind.input_gathered else 0.1) * now.seconds
     for rank in range(count(1, 4)):
         for value, name in ((now.by_speed[rank], "speed"), (now.by_link[rank], "link")):
             saved = (now.seconds - solved(rank, **{name: 1 + change}).seconds) / change

@@ -290,6 +290,7 @@ def test_additive_takes_the_cut_that_memory_allows(kept):
     kept(refused.said(make_plan, cases, InfeasiblePlanError))
 
 
+@pytest.mark.slow("1024 boards have a million pairs, which tracemalloc watches")
 # The first four have tables of what devices take, which once filled 22 GB.
 @pytest.mark.parametrize(
     "system", ["single", "voltage", "galaxy", "hepti-additive", *["grid2d", "megatron-weighted"] * ALL]
