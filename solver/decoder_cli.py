@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
 from solver.base.command import check_path, write_whole
@@ -19,9 +20,15 @@ from solver.network_cli import PRINTED
 from solver.plan.decoder_plan import WIRES, DecoderPlan
 from solver.plan.file import check_plan, planned_model, read_any_plan, read_plan
 from solver.plan.plan import Wire
-from solver.plan.writing import plan_to_json
+from solver.plan.writing import plan_table, plan_to_json
 from solver.schedule.decoders.asked import PROMPT, TOKENS, TokenRequest, token_request
-from solver.show.decoder_facts import PricedDecoder, compare_decoders, decoder_systems, priced_decoder
+from solver.show.decoder_facts import (
+    PricedDecoder,
+    compare_decoders,
+    decoder_systems,
+    explained_decoder,
+    priced_decoder,
+)
 from solver.show.decoder_tables import (
     decoder_title,
     decoder_to_json,
@@ -31,6 +38,7 @@ from solver.show.decoder_tables import (
     print_decoders,
     print_shares_map,
 )
+from solver.show.explanation import decoder_explanation_to_json, print_decoder_explanation
 from solver.show.plan_tables import print_estimated
 from solver.show.schedule_table import print_schedule, schedule_rows, schedule_to_json
 from solver.show.titles import links, place
@@ -40,7 +48,6 @@ from solver.systems.decoders import plan_decoder
 # Options that are about other models, with what they are about.
 REFUSED = {
     "rows": "the length of a text that is encoded",
-    "explain": "how an encoder's plan was found",
     "deadline_ms": "images",
     "plot": "encoders and convolutional networks",
 }
@@ -92,7 +99,8 @@ def run_decoder(options: argparse.Namespace) -> None:
     plan = plan_decoder(options.system or DEFAULT, model, cluster, asked)
     if options.out:
         write_whole(options.out, plan_to_json(plan, model))
-    _show(options, priced_decoder(model, cluster, plan, asked), asked)
+    show = _explain if options.explain else _show
+    show(options, priced_decoder(model, cluster, plan, asked), asked)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -114,8 +122,25 @@ def _check(options: argparse.Namespace) -> None:
     printed = [name for name in ("json", "schedule", "map") if getattr(options, name) not in (None, False)]
     if "map" in printed and len(printed) > 1:
         raise HeptiError(f"--map prints who has what, and no more: leave out --{printed[0]}")
+    for name in ("schedule", "map", "price", "compare"):
+        if options.explain and getattr(options, name) not in (None, False):
+            raise HeptiError(f"--explain prints how the plan was found, and no more: leave out --{name}")
+    if options.explain and options.system not in (None, DEFAULT):
+        raise HeptiError(f"--explain is about --system {DEFAULT}, not about {options.system}: leave it out")
     if options.out is not None:
         check_path(options.out, (".json",))
+
+
+def _explain(options: argparse.Namespace, found: PricedDecoder, asked: TokenRequest) -> None:
+    """Say how a plan was found."""
+    explained = explained_decoder(found.model, found.cluster, found.plan, asked)
+    if options.json:
+        table = plan_table(found.plan, found.model) | {"explanation": decoder_explanation_to_json(explained)}
+        print(json.dumps(table, indent=1))
+        return
+    console = new_console(highlight=False)
+    console.print(_title(options, found.model, found.cluster, asked), markup=False)
+    print_decoder_explanation(console, explained)
 
 
 def _show(options: argparse.Namespace, found: PricedDecoder, asked: TokenRequest) -> None:

@@ -22,14 +22,14 @@ from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan
 from solver.plan.segments import SegmentPlan, among
 from solver.programs.convnets.segments import solve_network
-from solver.programs.decoder_shares import StageTask, best_shares
+from solver.programs.decoder_shares import best_shares
 from solver.schedule.decoders.asked import TokenRequest
-from solver.schedule.decoders.cost import setting_of
 from solver.schedule.decoders.memory import rank_memory
 from solver.schedule.networks.memory import memory_of
 from solver.schedule.networks.segment_steps import net_setting, predicted
 from solver.systems.convnets.single import alone
-from solver.systems.decoders.common import finished, memory_room, whole_layers
+from solver.systems.decoders.common import finished
+from solver.systems.decoders.hepti import all_shared
 from solver.systems.decoders.single import plan_single
 
 NAMED = 4  # devices of a plan; more are counted
@@ -104,14 +104,14 @@ def _fits(net: ConvNet, cluster: Cluster, plans: Sequence[SegmentPlan]) -> bool:
 
 def _shares_of_fewer(model: Decoder, cluster: Cluster, asked: TokenRequest) -> Iterator[DecoderPlan]:
     """Yield the best shares of the fastest devices, of all layers in one stage."""
-    s, devices = setting_of(model, cluster, asked), len(cluster.devices)
-    fastest = np.argsort(whole_layers(s, cluster, asked).seconds, kind="stable")
-    for size in _sizes(devices):
-        room = np.where(np.isin(np.arange(devices), fastest[:size]), memory_room(model, cluster), -1.0)
-        shared = best_shares(StageTask(s, cluster.names, asked, room, Span(0, len(model.layers))))
+    task, whole = all_shared(model, cluster, asked)
+    fastest = np.argsort(whole.seconds, kind="stable")
+    for size in _sizes(fastest.size):
+        room = np.where(np.isin(np.arange(fastest.size), fastest[:size]), task.room, -1.0)
+        shared = best_shares(replace(task, room=room))
         with suppress(InfeasiblePlanError):
             if shared is not None and len(shared.active) > 1:
-                yield finished(s, cluster, asked, shared)
+                yield finished(task.s, cluster, asked, shared)
 
 
 def _whole_on_one(model: Decoder, cluster: Cluster, asked: TokenRequest) -> Iterator[DecoderPlan]:

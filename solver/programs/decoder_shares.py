@@ -11,7 +11,7 @@ finer heads, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby
@@ -28,7 +28,7 @@ from solver.plan.decoder_plan import DecoderPlan, DecoderStage, cut_unit, totals
 from solver.programs.first_shares import least_makespan
 from solver.programs.moves import least_changes
 from solver.programs.polish import FEW_UNITS, by_program, polished
-from solver.programs.shares import ClockProgram, HeldBytes, Moves
+from solver.programs.shares import ClockProgram, FoundShares, HeldBytes, Moves
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.cost import (
     DecoderSetting,
@@ -392,28 +392,84 @@ def _bytes_of(task: StageTask, axis: SharedAxis, size: int) -> float:
     return _bytes(task, axis, coarse)[1] * size / coarse
 
 
+@dataclass(frozen=True, slots=True)
+class CrewTried:
+    """A crew whose shares were bettered by the program of shares: the seconds of an answer.
+
+    Parameters
+    ----------
+    ranks
+        Who takes part, to begin with.
+    first_s, best_s
+        With first shares, infinite where memory has no room for them, and with the best that were found from these.
+    """
+
+    ranks: tuple[int, ...]
+    first_s: float
+    best_s: float
+
+
 def best_shares(task: StageTask) -> DecoderPlan | None:
     """Return the best plan of one stage; None where memory has no room for any."""
-    crews = task.crews()
-    if not crews:
-        return None
-    by_groups = PartedStage(task, np.array([axis.size(MOST_MOVED) for axis in task.axes]))
-    finest = PartedStage(task, np.array([axis.finest for axis in task.axes]))
-    found: list[tuple[float, PartedStage, Integers]] = []
-    for estimate_s, counts in crews:
-        if found and (estimate_s > NEAR * crews[0][0] or len(found) == PROGRAMS):
-            break
-        parted = finest if task.cuts_groups(np.flatnonzero(counts.any(0)).tolist()) else by_groups
-        seconds, units = by_program(parted, parted.units(counts), min((own for own, *_ in found), default=np.inf))
-        if np.isfinite(seconds):
-            found.append((seconds, parted, units))
+    finest, found = _finest(task), [way[1:] for way in _ways(task)]
+    found = sorted((way for way in found if np.isfinite(way[1])), key=itemgetter(1))
     if not found:
         return None
-    found.sort(key=itemgetter(0))
-    ways = [(parted, *_polished(parted, units)) for _, parted, units in found[:POLISHED]]
+    ways = [(parted, *_polished(parted, units)) for parted, _, units in found[:POLISHED]]
     parted, _, units = min(ways, key=itemgetter(1))
     fine = finest.units(task.exact(units, parted.sizes))
     return task.plan(task.exact(_with_others(finest, *_polished(finest, fine)), finest.sizes))
+
+
+def crews_tried(task: StageTask) -> list[CrewTried]:
+    """Return the crews of which `best_shares` chooses, each with its best first shares, the soonest first."""
+    found = dict[tuple[int, ...], CrewTried]()
+    for counts, parted, best_s, _ in _ways(task):
+        (first_s,) = parted.seconds(parted.units(counts)[None]) if task.has_room(counts) else (np.inf,)
+        crew = CrewTried(tuple(np.flatnonzero(counts.any(0)).tolist()), float(first_s), best_s)
+        if crew.ranks not in found or best_s < found[crew.ranks].best_s:
+            found[crew.ranks] = crew
+    return sorted(found.values(), key=lambda crew: crew.best_s)
+
+
+def parted_around(task: StageTask, plan: DecoderPlan) -> FoundShares | None:
+    """Return what the program of shares finds around a plan of one stage, in fractions of units."""
+    finest = _finest(task)
+    return finest.program(finest.units(_counts(plan))).solve()
+
+
+def least_shares(task: StageTask, plan: DecoderPlan) -> dict[int, float]:
+    """Return for ranks without a share how many seconds longer an answer takes with the best of the least ones."""
+    finest = _finest(task)
+    units = finest.units(_counts(plan))
+    after = units + least_changes(units, task.room > 0)
+    seconds, now = finest.seconds(after), float(finest.seconds(units[None])[0])
+    some = np.asarray((after > 0).any(1))
+    idle = [rank for rank in np.flatnonzero(~units.any(0)).tolist() if np.isfinite(seconds[some[:, rank]]).any()]
+    return {rank: float(seconds[some[:, rank]].min()) - now for rank in idle}
+
+
+def _counts(plan: DecoderPlan) -> Integers:
+    """Return how many units devices have by a plan of one stage, [axes, p]."""
+    (stage,) = plan.stages
+    return np.array([*(own.counts for own in stage.shares.values()), plan.words.counts])
+
+
+def _finest(task: StageTask) -> PartedStage:
+    return PartedStage(task, np.array([axis.finest for axis in task.axes]))
+
+
+def _ways(task: StageTask) -> Iterator[tuple[Integers, PartedStage, float, Integers]]:
+    """Yield first shares, and what the program makes of them: in which units, the seconds of an answer, and shares."""
+    by_groups, finest = PartedStage(task, np.array([axis.size(MOST_MOVED) for axis in task.axes])), _finest(task)
+    best_s, tried, crews = np.inf, 0, task.crews()
+    for estimate_s, counts in crews:
+        if tried and (estimate_s > NEAR * crews[0][0] or tried == PROGRAMS):
+            break
+        parted = finest if task.cuts_groups(np.flatnonzero(counts.any(0)).tolist()) else by_groups
+        seconds, units = by_program(parted, parted.units(counts), best_s)
+        best_s, tried = min(best_s, seconds), tried + bool(np.isfinite(seconds))
+        yield counts, parted, seconds, units
 
 
 def _polished(parted: PartedStage, units: Integers) -> tuple[float, Integers]:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from solver.cluster.cluster import GIB, MIB, Cluster
+from solver.cluster.curves import Floats
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan
 from solver.programs.planner import Solution
+from solver.programs.shares import FoundShares
 from solver.schedule.encoders.memory import holds_all
 from solver.schedule.encoders.stages import PricedPlan
 from solver.schedule.encoders.steps import BOTH_HALVES, flop_of_rows
@@ -66,12 +68,16 @@ def bounds(spec: ModelSpec, cluster: Cluster, rows: int, priced: Price | PricedP
 
 def limits(cluster: Cluster, solution: Solution) -> list[Limit]:
     """Return what limits a request of the best layer's like, by the program's duals; who limits nothing is left out."""
-    relaxed = solution.relaxed
-    values = zip(cluster.names, relaxed.by_speed, relaxed.by_link, solution.prices, strict=True)
+    return limits_of(cluster.names, solution.relaxed, solution.prices)
+
+
+def limits_of(names: Sequence[str], found: FoundShares, prices: Floats) -> list[Limit]:
+    """Return what limits a request or an answer, by the program's duals and seconds that a byte is worth, [p]."""
+    values = zip(names, found.by_speed, found.by_link, prices, strict=True)
     return [
         Limit(name, float(speed), float(link), float(price * MIB))
         for name, speed, link, price in values
-        if max(speed, link) > WORTH * relaxed.seconds or price > 0
+        if max(speed, link) > WORTH * found.seconds or price > 0
     ]
 
 

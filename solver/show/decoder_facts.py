@@ -11,12 +11,15 @@ from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan
+from solver.programs.decoder_shares import CrewTried, crews_tried, least_shares, parted_around
 from solver.schedule.decoders.asked import TokenRequest
-from solver.schedule.decoders.cost import predicted, price_pass, setting_of
+from solver.schedule.decoders.cost import answer_seconds, predicted, price_pass, setting_of
 from solver.schedule.decoders.memory import RankMemory, decoder_lacks, rank_memory
 from solver.schedule.price import Price
+from solver.show.advice import Limit, limits_of
 from solver.show.comparison import ComparedSystem, beside_devices, side_by_side
 from solver.systems.decoders import SYSTEMS, plan_decoder
+from solver.systems.decoders.hepti import all_shared
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +67,49 @@ def priced_decoder(model: Decoder, cluster: Cluster, plan: DecoderPlan, asked: T
     memory = rank_memory(model, plan)
     plan = predicted(s, plan, memory, asked.prompt, asked.behind)
     return PricedDecoder(model, cluster, plan, price_pass(s, plan, 1, asked.behind), memory)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExplainedDecoder:
+    """How shares of a language model were found; seconds are of an answer.
+
+    Parameters
+    ----------
+    crews
+        That were tried, the soonest first.
+    answer_s, parted_s
+        By the plan; and could units be parted.
+    limits
+        What devices' speeds and links bind, and what the next MiB of memory would save.
+    idle
+        How much longer it takes with the best of the least shares for those who have none, by name.
+    """
+
+    crews: tuple[CrewTried, ...]
+    answer_s: float
+    parted_s: float
+    limits: tuple[Limit, ...]
+    idle: dict[str, float]
+
+
+def explained_decoder(model: Decoder, cluster: Cluster, plan: DecoderPlan, asked: TokenRequest) -> ExplainedDecoder:
+    """Seek shares once more, and say how they were found.
+
+    Raises
+    ------
+    HeptiError
+        If the plan has several stages, which are found otherwise.
+    """
+    if len(plan.stages) > 1:
+        raise HeptiError(
+            f"--explain is about shares among devices: this plan has {len(plan.stages)} stages, which are faster here"
+        )
+    task, _ = all_shared(model, cluster, asked)
+    answer_s, found = answer_seconds(task.s, plan, asked), parted_around(task, plan)
+    assert found is not None, "the plan itself fulfils it"
+    idle = {cluster.names[rank]: added_s for rank, added_s in least_shares(task, plan).items()}
+    limits = limits_of(cluster.names, found, found.per_byte)
+    return ExplainedDecoder(tuple(crews_tried(task)), answer_s, min(found.seconds, answer_s), tuple(limits), idle)
 
 
 def decoder_systems(cluster: Cluster) -> tuple[str, ...]:

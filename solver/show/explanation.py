@@ -14,7 +14,8 @@ from solver.base.tables import new_table
 from solver.cluster.cluster import Cluster
 from solver.programs.explain import KindTried, kinds_tried, least_shares
 from solver.programs.planner import Solution
-from solver.show.advice import limits
+from solver.show.advice import Limit, limits
+from solver.show.decoder_facts import ExplainedDecoder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +56,7 @@ def print_explanation(console: Console, cluster: Cluster, solution: Solution, fo
             "Memory is scarce: to the milliseconds of a layer is added what the memory that it takes would save others."
         )
     _print_plan(console, solution)
-    _print_limits(console, cluster, solution)
+    _print_limits(console, limits(cluster, solution), "a request")
     _print_gap(console, solution)
     for name, added_s in _idle(cluster, solution, found).items():
         console.print(f"{name} has nothing: the best share for it makes a request {ms(added_s)} ms longer.")
@@ -87,16 +88,16 @@ def _once_alone(kinds: Sequence[KindTried]) -> list[KindTried]:
     return [kind for kind in kinds if len(kind.ranks) > 1 or first[kind.ranks] is kind]
 
 
-def _print_limits(console: Console, cluster: Cluster, solution: Solution) -> None:
-    table = new_table("what limits a request", "device", "its speed\nbinds ms", "its link\nbinds ms")
-    found = limits(cluster, solution)
+def _print_limits(console: Console, found: Sequence[Limit], what: str) -> None:
+    table = new_table(f"what limits {what}", "device", "its speed\nbinds ms", "its link\nbinds ms")
     for limit in found:
         table.add_row(limit.device, ms(limit.compute_s), ms(limit.link_s))
     console.print(table)
     for limit in found:
         if limit.saved_s_per_mib > 0:
-            saved = f"{1e3 * limit.saved_s_per_mib:.3g} ms of a request"
-            console.print(f"The next MiB of memory on {limit.device} saves {saved}.")
+            console.print(
+                f"The next MiB of memory on {limit.device} saves {1e3 * limit.saved_s_per_mib:.3g} ms of {what}."
+            )
 
 
 def _print_gap(console: Console, solution: Solution) -> None:
@@ -115,3 +116,35 @@ def _print_plan(console: Console, solution: Solution) -> None:
     runs = ", ".join(f"{counted(layers, 'layer')} of {layer.kind}" for layer, layers in solution.runs)
     tiles = f", in tiles of about {counted(plan.tile_rows, 'row')}" if plan.tile_rows else ""
     console.print(f"The plan takes {ms(plan.predicted_s)} ms: {runs}{tiles}.")
+
+
+def print_decoder_explanation(console: Console, found: ExplainedDecoder) -> None:
+    """Print the crews, what limits an answer, what shares cost for being whole, and why some have nothing."""
+    table = new_table("crews that were tried", "on ranks", "first\nshares ms", "best\nms")
+    for crew in found.crews:
+        first = ms(crew.first_s) if np.isfinite(crew.first_s) else "-"
+        table.add_row(" ".join(map(str, crew.ranks)), first, ms(crew.best_s) if np.isfinite(crew.best_s) else "-")
+    console.print(table)
+    console.print("Best: by the program of shares; a descent then moves units, also within groups of heads.")
+    console.print(f"The plan's answer takes {ms(found.answer_s)} ms.")
+    _print_limits(console, found.limits, "an answer")
+    console.print(
+        f"Could units be parted between its devices, it would take {ms(found.parted_s)} ms: that they are whole costs "
+        f"{100 * (1 - found.parted_s / found.answer_s):.1f} %."
+    )
+    for name, added_s in found.idle.items():
+        console.print(f"{name} has nothing: the best of the least shares makes an answer {ms(added_s)} ms longer.")
+
+
+def decoder_explanation_to_json(found: ExplainedDecoder) -> dict[str, Any]:
+    """Return what is printed, for a program; seconds, ranks, and names of devices."""
+    return {
+        "crews": [
+            {name: value if name == "ranks" or np.isfinite(value) else None for name, value in asdict(crew).items()}
+            for crew in found.crews
+        ],
+        "answer_s": found.answer_s,
+        "fractions_s": found.parted_s,
+        "limits": [asdict(limit) for limit in found.limits],
+        "idle": [{"device": name, "added_s": added_s} for name, added_s in found.idle.items()],
+    }

@@ -65,6 +65,35 @@ def test_a_plan_whose_embedding_is_cut_takes_memory_for_it_and_an_exchange(plan,
     assert "embedded" in solver("--price", tmp_path / "cut.json", "--cluster", "mixed4").stdout
 
 
+def test_how_the_plan_was_found_is_explained():
+    where = ("--model", "llama-3.2-1b", "--layers", "4", "--cluster", "mixed4", "--without", "pi-2")
+    printed = " ".join(solver(*where, "--explain").stdout.split())
+    explained = json.loads(solver(*where, "--explain", "--json").stdout)["explanation"]
+
+    best, *others = explained["crews"]
+    assert explained["fractions_s"] <= explained["answer_s"] <= best["best_s"] <= best["first_s"]
+    assert all(best["best_s"] <= other["best_s"] for other in others)
+    # What speeds and links bind is all of it, but for what messages cost.
+    bound_s = sum(limit["compute_s"] + limit["link_s"] for limit in explained["limits"])
+    assert bound_s == pytest.approx(explained["fractions_s"], rel=0.1)
+    (idle,) = explained["idle"]
+    assert f"{idle['device']} has nothing: the best of the least shares makes an answer" in printed
+    assert idle["added_s"] > 0
+    assert f"it would take {1e3 * explained['fractions_s']:.1f} ms" in printed
+
+
+def test_stages_are_not_explained():
+    slow = (
+        "--set",
+        "network.bandwidth_mbps=2",
+        *(word for pi in range(4) for word in ("--set", f"pi-{pi}.memory_gib=0.5")),
+    )
+    done = solver("--model", "llama-3.2-1b", "--cluster", "mixed4", *slow, "--explain")
+
+    assert done.returncode == 2
+    assert "--explain is about shares among devices: this plan has" in done.stderr
+
+
 def test_a_map_says_who_has_what(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     done = solver(*HERE, "--map")

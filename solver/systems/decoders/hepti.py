@@ -55,9 +55,8 @@ def plan_hepti(model: Decoder, cluster: Cluster, asked: TokenRequest) -> Decoder
     InfeasiblePlanError
         If memory has no room: how long the context could be, or how much is missing.
     """
-    s = setting_of(model, cluster, asked)
-    whole = whole_layers(s, cluster, asked)
-    task = _task(s, cluster, asked, whole)
+    task, whole = all_shared(model, cluster, asked)
+    s = task.s
     found = [plan] if (plan := best_shares(task)) else []
     if not found or _waits(s, found[0], asked):
         found += [plan for plan in [_staged(s, cluster, asked, whole)] if plan is not None]
@@ -67,11 +66,12 @@ def plan_hepti(model: Decoder, cluster: Cluster, asked: TokenRequest) -> Decoder
     return finished(s, cluster, asked, replace(best, system="hepti"))
 
 
-def _task(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: WholeLayers) -> StageTask:
-    """Return all layers to be shared out among the fastest devices."""
-    room = memory_room(s.model, cluster)
+def all_shared(model: Decoder, cluster: Cluster, asked: TokenRequest) -> tuple[StageTask, WholeLayers]:
+    """Return the task to share out all layers among the fastest devices, and what whole layers take on each."""
+    s = setting_of(model, cluster, asked)
+    whole, room = whole_layers(s, cluster, asked), memory_room(model, cluster)
     room[np.argsort(whole.seconds, kind="stable")[MOST_SHARING:]] = -1.0
-    return StageTask(s, cluster.names, asked, room, Span(0, len(s.model.layers)))
+    return StageTask(s, cluster.names, asked, room, Span(0, len(model.layers))), whole
 
 
 def _waits(s: DecoderSetting, plan: DecoderPlan, asked: TokenRequest) -> bool:

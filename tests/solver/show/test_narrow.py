@@ -23,6 +23,7 @@ COMMANDS = {
     "network, step by step": ["--model", "resnet18", "--cluster", "mixed4", "--schedule"],
     "network, replicas": ["--model", "resnet18", "--cluster", "mixed4", "--objective", "throughput"],
     "language model": ["--model", "llama-3.2-1b", "--layers", "4", "--cluster", "mixed4"],
+    "language model, explained": ["--model", "llama-3.2-1b", "--layers", "4", "--cluster", "mixed4", "--explain"],
     "language model, all systems": ["--model", "llama-3.2-1b", "--layers", "4", "--cluster", "mixed4", "--compare"],
     "language model, step by step": ["--model", "llama-3.2-1b", "--layers", "4", "--cluster", "mixed4", "--schedule"],
 }
