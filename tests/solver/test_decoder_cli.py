@@ -82,18 +82,6 @@ def test_how_the_plan_was_found_is_explained():
     assert f"it would take {1e3 * explained['fractions_s']:.1f} ms" in printed
 
 
-def test_stages_are_not_explained():
-    slow = (
-        "--set",
-        "network.bandwidth_mbps=2",
-        *(word for pi in range(4) for word in ("--set", f"pi-{pi}.memory_gib=0.5")),
-    )
-    done = solver("--model", "llama-3.2-1b", "--cluster", "mixed4", *slow, "--explain")
-
-    assert done.returncode == 2
-    assert "--explain is about shares among devices: this plan has" in done.stderr
-
-
 def test_a_map_says_who_has_what(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     done = solver(*HERE, "--map")
