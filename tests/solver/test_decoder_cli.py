@@ -77,7 +77,7 @@ def test_how_the_plan_was_found_is_explained():
     bound_s = sum(limit["compute_s"] + limit["link_s"] for limit in explained["limits"])
     assert bound_s == pytest.approx(explained["fractions_s"], rel=0.1)
     (idle,) = explained["idle"]
-    assert f"{idle['device']} has nothing: the best of the least shares makes an answer" in printed
+    assert f"{idle['device']} has nothing: " in printed
     assert idle["added_s"] > 0
     assert f"it would take {1e3 * explained['fractions_s']:.1f} ms" in printed
 
