@@ -81,6 +81,9 @@ def choose(
         cluster = whole.first(ranks, options.cluster)
         if left := whole.names[ranks:]:
             notes.append(f"{ranks} ranks, {len(whole.names)} devices in {options.cluster}: without {', '.join(left)}")
+        if whole.precision.name != options.precision:
+            remedy = f"hepti profile --precision {options.precision} measures these boards"
+            notes.append(f"what is predicted is for {whole.precision.name}, by {options.cluster}: {remedy}")
     # Example boards have nothing that could change.
     may_change = options.replan != "off" and cluster is not None and ranks > 1
     if options.plan is not None:

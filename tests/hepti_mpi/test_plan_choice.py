@@ -55,6 +55,18 @@ def test_memory_is_that_of_the_precision_that_a_run_has_whatever_was_measured(me
     assert sum(choice.plan.predicted.weights_bytes) < 0.5 * 2**30
 
 
+@pytest.mark.parametrize("measured", ["float32", "int8"])
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_a_prediction_for_another_precision_is_told(measured, precision, tmp_path):
+    write_cluster(pis(10, 20).holding(measured), tmp_path / "pis.toml")
+    words = ["--cluster", tmp_path / "pis.toml", "--precision", precision, "--backend", "onnxruntime"]
+    said = []
+
+    choose(cli.parse([str(word) for word in words]), SPEC, 100, 1, 2, None, said.append)
+
+    assert [f"is for {measured}, by" in line for line in said] == [True] * (measured != precision)
+
+
 def test_what_comes_to_less_than_a_plan_says_is_told(tmp_path):
     contexts = {"cut": "to_rows", "heads": [3, 1], "rows": [3, 1], "groups": 4}
     run = {"layers": [0, 4], "attention": contexts, "mlp": {"cut": "rows", "rows": [3, 1]}}
