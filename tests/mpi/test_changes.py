@@ -124,6 +124,7 @@ def test_where_memory_is_short_a_network_keeps_no_tensors_and_reads_those_of_gra
     assert source.got_bytes - again == bytes_of(others, tensors)
 
 
+@pytest.mark.slow("weights in blocks are made, loaded and laid out for two plans")
 @pytest.mark.parametrize(
     ("who", "precision", "seed"),
     sized(sweeps.cycled(4, WHO, ["float32", "int4", "int8", "int4m"], sweeps.seeds(4, 12)), 3),

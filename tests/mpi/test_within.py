@@ -156,6 +156,7 @@ def random_looks(rng):
     return draw
 
 
+@pytest.mark.slow("requests all along, of many layers, whose plan changes at any of them")
 @pytest.mark.parametrize("acts", sized([True, False], 2))
 def test_changes_at_any_moment_within_and_between_requests_lose_none(acts, world, files, monkeypatch):
     """All that rank 0 decides holds on all ranks from the same layer on; a dry run changes nothing."""

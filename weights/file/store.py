@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from solver.base.arrays import Array, Numbers
 from solver.base.errors import HeptiError, explained
-from solver.base.hub import MAKE_ONE
+from solver.base.hub import MAKE_ONE, missing
 from solver.base.spans import Span
 from solver.model.spec import ModelSpec, inputs_first, tensor_shapes
 from solver.plan.holdings import TensorSlice
@@ -74,7 +74,7 @@ class TensorFile:
             if path.is_dir():
                 raise HeptiError(f"{path} is a folder, no weights file: hepti convert {path} {path.name}.h5 makes one")
             if not path.is_file():
-                raise HeptiError(f"no weights file {path}: {MAKE_ONE}")
+                raise HeptiError(missing(path))
             refuse_pointer(path)
             with path.open("rb") as file:
                 if file.read(len(SIGNATURE)) != SIGNATURE:
