@@ -207,17 +207,18 @@ class StageTask:
     def first_shares(self, crew: Sequence[int]) -> list[tuple[float, Integers]]:
         """Return shares among a crew by least makespan, [axes, p], and about their seconds; none without room for any.
 
-        What has the largest units is shared out first, and all else in the room that it leaves; or each axis within a
-        like part of the room.
+        What has the largest units is shared out first, or the smallest, and all else in the room that it leaves; or
+        each axis within a like part of the room.
         """
         first, every = self.within_groups if self.cuts_groups(crew) else self.whole_groups, np.arange(self.s.devices)
         own = work_bytes(self.s.model, self.asked, 0, 0, shared=int(len(crew) > 1))
         room = np.where(np.isin(every, crew), self.room - own, -1.0)
         part = np.clip(room / float(first.share_bytes.sum() + first.unit_bytes @ first.counts), 0.0, 1.0)
         found = list[Integers]()
-        for alike in (False, True):
+        largest_first = np.argsort(-first.unit_bytes, kind="stable").tolist()
+        for order, alike in ((largest_first, False), (largest_first[::-1], False), (largest_first, True)):
             units, left = np.zeros((len(self.axes), self.s.devices), np.int64), room.copy()
-            for k in np.argsort(-first.unit_bytes, kind="stable").tolist():
+            for k in order:
                 if not (total := int(first.counts[k])):
                     continue
                 most = np.ceil(part * total) if alike else (left - first.share_bytes[k]) // first.unit_bytes[k]
@@ -246,12 +247,12 @@ class StageTask:
         """Return first shares of crews, [axes, p], and about their seconds; the soonest first."""
         found, grown = dict[tuple[int, ...], list[tuple[float, Integers]]](), [tuple[int, ...]()]
         for size in range(1, len(self.able) + 1):
-            for crew in {tuple(sorted((*some, rank))) for some in grown for rank in self.able if rank not in some}:
-                if shares := self.first_shares(crew):
-                    found[crew] = shares
-            # Where memory has no room the fastest grow.
-            every = sorted((crew for crew in found if len(crew) == size), key=lambda crew: found[crew][0][0])
-            grown = every[:WIDE] or [tuple(self.fastest[:size])]
+            tried = {tuple(sorted((*some, rank))) for some in grown for rank in self.able if rank not in some}
+            found |= {crew: shares for crew in tried if (shares := self.first_shares(crew))}
+            fitting = sorted(tried & found.keys(), key=lambda crew: found[crew][0][0])
+            # Where memory has no room those with most of it grow; and the fastest, in any case.
+            roomy = sorted(tried, key=lambda crew: -float(self.room[list(crew)].sum()))
+            grown = [*(fitting or roomy)[:WIDE], tuple(self.fastest[:size])]
         return sorted(chain(*found.values()), key=itemgetter(0))
 
     @property
@@ -371,10 +372,12 @@ class PartedStage:
         counts = task.exact(units, self.sizes)
         moves = Moves.of(units, PROBE)
         per_unit = np.array([_bytes_of(task, *own) for own in zip(task.axes, self.sizes.tolist(), strict=True)])
-        whole = task.held_bytes(counts) - per_unit @ units
-        # What is rounded afterwards may be a unit more.
-        room = task.room - per_unit[units.sum(1) > FEW_UNITS].sum()
-        held = HeldBytes(per_unit, whole, np.where(units.any(0), room, np.inf), np.zeros(task.s.devices))
+        now, crew = task.held_bytes(counts), units.any(0)
+        # What is rounded afterwards may be a unit more: that is left free where there is room for it.
+        free = per_unit[units.sum(1) > FEW_UNITS].sum()
+        free *= (task.room - now)[crew].sum() > free * crew.sum()
+        caps = np.where(crew, task.room - free, np.inf)
+        held = HeldBytes(per_unit, now - per_unit @ units, caps, np.zeros(task.s.devices))
         cuts = self._cuts(task.exact(moves.plans, self.sizes))
         turns = answer_turns(task.s, task.plan(counts), cuts, task.asked)
         return ClockProgram(task.s.machine, turns, moves, 1.0, held, UNREST_S)

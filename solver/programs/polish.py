@@ -61,6 +61,8 @@ def by_program(
         if fractions is None or not fractions.fits or fractions.seconds > limit_s:
             break
         other = rounded((program.solve(few) if few else None) or fractions, units.sum(1))
+        if not parted.fits(other[None])[0] and (all_whole := program.solve(range(len(units)))) is not None:
+            other = rounded(all_whole, units.sum(1))
         now = float(parted.seconds(other[None])[0])
         if now > (1 - GAINED) * seconds or not parted.fits(other[None])[0]:
             break

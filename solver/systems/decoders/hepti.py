@@ -1,7 +1,7 @@
 """Hepti's own plan of a language model: the best of shares in one stage, of any devices, and of stages.
 
-Shares: `solver.programs.decoder_shares`. Stages pay where memory has no room for shares of one, and where links are so
-slow that exchanges within layers cost more than devices that wait. Layers go to stages by a dynamic program over the
+Shares: `solver.programs.decoder_shares`. Stages pay where memory is scarce, and where links are so slow that exchanges
+within layers cost more than devices that wait. Layers go to stages by a dynamic program over the
 sets U of devices that are used and the layers j that are done; a stage is a set T of devices, c_T the seconds of a
 layer on them (in shares as fast as they are, with its sums), h_T of the hop to them, and m_T the layers that they hold:
 
@@ -58,7 +58,7 @@ def plan_hepti(model: Decoder, cluster: Cluster, asked: TokenRequest) -> Decoder
     task, whole = all_shared(model, cluster, asked)
     s = task.s
     found = [plan] if (plan := best_shares(task)) else []
-    if not found or _waits(s, found[0], asked):
+    if not found or _is_scarce(task) or _waits(s, found[0], asked):
         found += [plan for plan in [_staged(s, cluster, asked, whole)] if plan is not None]
     if not found:
         raise _no_room(s, cluster, asked, task)
@@ -72,6 +72,14 @@ def all_shared(model: Decoder, cluster: Cluster, asked: TokenRequest) -> tuple[S
     whole, room = whole_layers(s, cluster, asked), memory_room(model, cluster)
     room[np.argsort(whole.seconds, kind="stable")[MOST_SHARING:]] = -1.0
     return StageTask(s, cluster.names, asked, room, Span(0, len(model.layers))), whole
+
+
+def _is_scarce(task: StageTask) -> bool:
+    """Return whether the fastest device has no room for all: it may be faster with some layers than with a share."""
+    if not task.fastest:
+        return True
+    only = np.arange(task.s.devices) == task.fastest[0]
+    return not task.has_room(task.totals[:, None] * only)
 
 
 def _waits(s: DecoderSetting, plan: DecoderPlan, asked: TokenRequest) -> bool:
