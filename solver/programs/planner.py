@@ -270,7 +270,7 @@ def _by_program(way: TimedWay, room: Room, limit_s: float, *, anew: bool) -> Tim
     parted = PartedRun(s, runs, 0, room)
     if anew:
         ((layer, _),) = parted.with_units(with_other_crew(parted, parted.units))
-        if len(layer.crew) == 1 < len(runs[0][0].crew):  # whatever the kind, it computes the same: tiled, too
+        if len(layer.crew) == 1 < len(runs[0][0].crew):  # whatever its kind was, by rows it may be tiled
             (rank,) = layer.crew
             alone = {Axis.ROWS: s.rows * np.eye(s.devices, dtype=np.int64)[rank]}
             layer = replace(layer, kind=kind_by_rows(s.spec.blocks), units=alone)
