@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from hepti_mpi.kernels.backends import NAMES, check_precision
-from solver.base.command import Parser, check_measured, check_one_planner
+from solver.base.command import Parser, check_measured, check_one_planner, check_plan_by
 from solver.base.errors import HeptiError
 from solver.base.front import program
 from solver.model.precision import PRECISIONS
@@ -55,17 +55,13 @@ def checked(options: argparse.Namespace) -> argparse.Namespace:
     check_one_planner(options.plan, options.system)
     check_measured(options.cluster, options.plan, measure=options.measure)
     options.system = options.system or DEFAULT
-    hepti = options.plan is None and options.system == DEFAULT
-    given = "--plan" if options.plan is not None else f"--system {options.system}"
+    planner = "--plan" if options.plan is not None else f"--system {options.system}" * (options.system != DEFAULT)
     if options.replan != "off" and options.system != DEFAULT:
         made_by = f"--system {options.system}"
         raise HeptiError(f"--replan {options.replan} changes plans of one stage that hepti makes: leave out {made_by}")
     if options.replan != "off" and options.plan is not None and options.cluster is None:
         raise HeptiError(f"--replan {options.replan} compares boards with what they were planned for: add --cluster")
-    if options.plan_by is not None and not hepti:
-        raise HeptiError(f"--plan-by {options.plan_by} says how hepti chooses its plan: leave out {given}")
-    if options.plan_by == "measure" and options.replan != "off":
-        raise HeptiError(f"--replan {options.replan} goes by what is measured already: leave out --plan-by measure")
+    check_plan_by(options.plan_by, planner, options.replan)
     if options.watch and options.replan == "off":
         raise HeptiError("--watch shows what is measured for planning: add --replan dry-run, or auto")
     sources = [name for name in ("text", "input", "random") if getattr(options, name) is not None]

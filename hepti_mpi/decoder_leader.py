@@ -287,13 +287,13 @@ class DecoderLeader(Speaker):
     def _tries(self) -> Follow | None:
         """Return what lets the first tokens be made by several plans; None where there is one."""
         from solver.live.fewer_devices import decoders_to_try, words_of  # the solvers are for rank 0 alone
-        from solver.live.turns import Turns
+        from solver.live.turns import NO_OTHER, Turns
         from solver.schedule.decoders.cost import setting_of, token_seconds
 
         assert self._cluster is not None  # it goes with no --plan, and all else is planned for a cluster
         turns = Turns(decoders_to_try(self._model, self._cluster, self._asked(), self._plan), words_of, tokens=True)
         if not turns.several:
-            self.note(["--plan-by measure tries no other plan: none is likely to be faster, or memory holds none"])
+            self.note([NO_OTHER])
             return None
         self._turns, setting = turns, setting_of(self._model, self._cluster, self._plan)
 
@@ -317,11 +317,8 @@ class DecoderLeader(Speaker):
         here = runs_here(plan.devices, places)
         boards = boards_planned_for(options, here=here)
         trials = [] if self._turns is None else self._turns.to_table()
-        report = {
-            "replans": self._changes,
-            "trials": trials,
-            "predicted_for": boards if predicted else None,
-        } | run_report(model, plan, table, self._answers, predicted, told, places)
+        report = {"replans": self._changes, "trials": trials, "predicted_for": boards if predicted else None}
+        report |= run_report(model, plan, table, self._answers, predicted, told, places)
         self._file.close()
         if options.report is not None:
             write_json(options.report, report)
@@ -356,9 +353,7 @@ class DecoderLeader(Speaker):
             return
         pace = Pace(1 / speed, predicted["token_s"])
         alone = decoder_alone(self._model, self._cluster, self._asked(), self._median_behind())
-        active = {
-            device for rank, device in enumerate(plan.devices) if any(rank in stage.ranks for stage in plan.stages)
-        }
+        active = {plan.devices[rank] for rank in plan.active}
         self.console.print(alone_line(pace, active, alone, boards, tokens_a_second, here=here))
         if note := doubt(pace, boards, self._cluster, kept=self.needs_profile, here=here):
             self.note([note])

@@ -190,7 +190,7 @@ class NetworkLeader(Speaker):
     def _tried(self, cluster: Cluster) -> tuple[SegmentPlan, ...]:
         """Return the plan, and those that are tried besides: where that is asked for, or enough images come."""
         from solver.live.fewer_devices import networks_to_try, words_of  # the solvers are for rank 0 alone
-        from solver.live.turns import TURNS, Turns, pays
+        from solver.live.turns import NO_OTHER, TURNS, Turns, pays
 
         options, plans = self._options, [self._plan]
         images = 0 if self._serves else self._count * (options.warmup + options.repeat)
@@ -205,7 +205,7 @@ class NetworkLeader(Speaker):
         if len(plans) > 1:
             self._turns = Turns(plans, words_of)
         elif options.plan_by == "measure":
-            self.note(["--plan-by measure tries no other plan: none is likely to be faster, or memory holds none"])
+            self.note([NO_OTHER])
         return tuple(plans)
 
     def kernels_note(self, backend: str) -> list[str]:

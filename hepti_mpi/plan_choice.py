@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hepti_mpi import defaults
+from hepti_mpi.report.alone import predicted_for
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster
 from solver.cluster.named import find_cluster
+from solver.live.turns import NO_OTHER, TURNS, pays
 from solver.model.spec import ModelSpec, typical_rows
 from solver.plan.changes import all_bytes
 from solver.plan.file import check_plan, read_plan
@@ -82,8 +84,7 @@ def choose(
         if left := whole.names[ranks:]:
             notes.append(f"{ranks} ranks, {len(whole.names)} devices in {options.cluster}: without {', '.join(left)}")
         if whole.precision.name != options.precision:
-            remedy = f"hepti profile --precision {options.precision} measures these boards"
-            notes.append(f"what is predicted is for {whole.precision.name}, by {options.cluster}: {remedy}")
+            notes.append(predicted_for(whole.precision.name, options.cluster, f"--precision {options.precision}"))
     # Example boards have nothing that could change.
     may_change = options.replan != "off" and cluster is not None and ranks > 1
     if options.plan is not None:
@@ -108,7 +109,7 @@ def choose(
         else:
             choice = _lasting(spec, cluster, rows or typical_rows(spec), requests, options)
             if options.plan_by == "measure" and len(choice.plans) == 1:
-                notes.append("--plan-by measure tries no other plan: none is likely to be faster, or memory holds none")
+                notes.append(NO_OTHER)
     choice.plan.check(spec, ranks)
     if choice.plan.in_one:
         options.wire.check_one_stage()
@@ -146,7 +147,6 @@ def _lasting(spec: ModelSpec, cluster: Cluster, rows: int, requests: int, option
     if options.system != DEFAULT:
         return Choice(plan_that_fits(options.system, spec, cluster, rows, options.wire), cluster)
     from solver.live.trials import Trials, plans_to_try  # the solvers are for rank 0 alone
-    from solver.live.turns import TURNS, pays
 
     plan, solution = solve_hepti(spec, cluster, rows, options.wire)
     if not plan.in_one or options.replan != "off":

@@ -8,7 +8,7 @@ from pathlib import Path
 from hepti_mpi.kernels.backends import NAMES
 from hepti_mpi.requests.answer_text import Ending
 from hepti_mpi.requests.sampling import Sampling
-from solver.base.command import Parser, check_measured, check_one_planner
+from solver.base.command import Parser, check_measured, check_one_planner, check_plan_by
 from solver.base.errors import HeptiError
 from solver.base.front import program
 from solver.model.kinds.attention import CACHES
@@ -49,11 +49,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         raise HeptiError(f"--sequences {options.sequences} is for several prompts, a chat is one: leave it out")
     check_one_planner(options.plan, options.system)
     check_measured(options.cluster, options.plan, measure=options.measure)
-    if options.replan != "off" and (options.plan is not None or options.system not in (None, SYSTEM)):
-        given = "--plan" if options.plan is not None else f"--system {options.system}"
-        raise HeptiError(f"--replan {options.replan} changes plans that hepti makes: leave out {given}")
+    other = options.system not in (None, SYSTEM)
+    planner = "--plan" if options.plan is not None else f"--system {options.system}" * other
+    if options.replan != "off" and planner:
+        raise HeptiError(f"--replan {options.replan} changes plans that hepti makes: leave out {planner}")
     if options.plan_by == "measure":
-        _check_trials(options)
+        check_plan_by(options.plan_by, planner, options.replan)
+        if options.sequences not in (None, 1):
+            alone = f"--sequences {options.sequences}"
+            raise HeptiError(f"--plan-by measure times tokens of one answer at a time: leave out {alone}")
     options.wire = None if options.wire is None else Wire(options.wire)
     Ending(answer_tokens(options), (), options.stop)
     # Without these options the model's own defaults hold, which are checked when it is read.
@@ -62,19 +66,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise HeptiError(f"--{name} is {getattr(options, name)}, must be at least 1")
     return options
-
-
-def _check_trials(options: argparse.Namespace) -> None:
-    """Refuse what goes with no trials of plans."""
-    if options.plan is not None or options.system not in (None, SYSTEM):
-        given = "--plan" if options.plan is not None else f"--system {options.system}"
-        raise HeptiError(f"--plan-by measure says how hepti chooses its plan: leave out {given}")
-    if options.replan != "off":
-        raise HeptiError(f"--replan {options.replan} goes by what is measured already: leave out --plan-by measure")
-    if options.sequences not in (None, 1):
-        raise HeptiError(
-            f"--plan-by measure times tokens of one answer at a time: leave out --sequences {options.sequences}"
-        )
 
 
 def answer_tokens(options: argparse.Namespace) -> int:

@@ -68,8 +68,12 @@ def other_kernels(options: argparse.Namespace, cluster: Cluster | None, backend:
     known = (cluster.profile or {}).get("backend", ONNXRUNTIME) if measured else ONNXRUNTIME
     if known == backend:
         return []
-    remedy = f"hepti profile --backend {options.backend} measures these boards"
-    return [f"what is predicted is for {known}, by {options.cluster}: {remedy}"]
+    return [predicted_for(known, options.cluster, f"--backend {options.backend}")]
+
+
+def predicted_for(measured: str, cluster: str, option: str) -> str:
+    """Return that predictions are for what was measured, by a cluster's name, and how to measure what runs."""
+    return f"what is predicted is for {measured}, by {cluster}: hepti profile {option} measures these boards"
 
 
 def encoder_alone(spec: ModelSpec, cluster: Cluster, rows: int) -> BoardAlone | None:

@@ -69,6 +69,25 @@ def check_one_planner(plan: Path | None, system: str | None) -> None:
         raise HeptiError(f"--plan and --system {system} both say who has what: give one")
 
 
+def check_plan_by(plan_by: str | None, planner: str, replan: str) -> None:
+    """Refuse to choose among plans that hepti does not make, or that follow what is measured.
+
+    Parameters
+    ----------
+    planner
+        The option that says who plans, if not hepti.
+
+    Raises
+    ------
+    HeptiError
+        Naming the option to leave out.
+    """
+    if plan_by is not None and planner:
+        raise HeptiError(f"--plan-by {plan_by} says how hepti chooses its plan: leave out {planner}")
+    if plan_by == "measure" and replan != "off":
+        raise HeptiError(f"--replan {replan} goes by what is measured already: leave out --plan-by measure")
+
+
 def check_measured(cluster: str | None, plan: Path | None, *, measure: bool) -> None:
     """Refuse to measure boards where something else says what to plan for.
 

@@ -6,9 +6,10 @@ all the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -35,17 +36,13 @@ from solver.systems.decoders.single import plan_single
 NAMED = 4  # devices of a plan; more are counted
 
 
+AnyPlan = TypeVar("AnyPlan", SegmentPlan, DecoderPlan)
+
+
 def networks_to_try(net: ConvNet, cluster: Cluster, plan: SegmentPlan) -> list[SegmentPlan]:
     """Return a plan, and the best of fewer devices and of one that may be faster, as far as memory holds all."""
-    limit_s = (1 + 2 * ERROR) * plan.predicted_s
-    plans = [plan]
     kinds = (_of_fewer(net, cluster, plan), _alone(net, cluster, plan))
-    others = ([other for other in kind if other.active != plan.active] for kind in kinds)
-    bests = (min(kind, key=lambda other: other.predicted_s) for kind in others if kind)
-    for other in sorted(bests, key=lambda other: other.predicted_s):
-        if other.predicted_s <= limit_s and _fits(net, cluster, [*plans, other]):
-            plans.append(replace(other, system=plan.system))
-    return plans
+    return _likely(plan, kinds, lambda plans, other: _fits(net, cluster, [*plans, other]))
 
 
 def decoders_to_try(model: Decoder, cluster: Cluster, asked: TokenRequest, plan: DecoderPlan) -> list[DecoderPlan]:
@@ -53,16 +50,22 @@ def decoders_to_try(model: Decoder, cluster: Cluster, asked: TokenRequest, plan:
 
     As far as memory holds a plan and what the next one needs, which is loaded while the one before runs.
     """
-    limit_s = (1 + 2 * ERROR) * plan.predicted_s
-    plans = [plan]
     kinds = (_shares_of_fewer(model, cluster, asked), _whole_on_one(model, cluster, asked))
+    plans = _likely(plan, kinds, lambda plans, other: _follows(model, cluster, plans[-1], other))
+    return plans if _follows(model, cluster, plans[-1], plan) else [plan]  # which comes again where it is the fastest
+
+
+def _likely(
+    plan: AnyPlan, kinds: Iterable[Iterable[AnyPlan]], has_room: Callable[[list[AnyPlan], AnyPlan], bool]
+) -> list[AnyPlan]:
+    """Return a plan, and the best of each kind that may be faster, as far as there is room for it beside others."""
+    limit_s, plans = (1 + 2 * ERROR) * plan.predicted_s, [plan]
     others = ([other for other in kind if other.active != plan.active] for kind in kinds)
     bests = (min(kind, key=lambda other: other.predicted_s) for kind in others if kind)
     for other in sorted(bests, key=lambda other: other.predicted_s):
-        if other.predicted_s <= limit_s and _follows(model, cluster, plans[-1], other):
+        if other.predicted_s <= limit_s and has_room(plans, other):
             plans.append(replace(other, system=plan.system))
-    first, *more = plans
-    return plans if more and _follows(model, cluster, more[-1], first) else [first]
+    return plans
 
 
 def words_of(plan: SegmentPlan | DecoderPlan) -> str:

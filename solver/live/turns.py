@@ -20,6 +20,9 @@ TURNS = 3  # of every plan, the first of which warms it up
 TOKENS = 20
 
 
+NO_OTHER = "--plan-by measure tries no other plan: none is likely to be faster, or memory holds none"
+
+
 class PredictedPlan(Protocol):
     """A plan, and what is predicted of it."""
 

@@ -218,8 +218,7 @@ class DecoderPlan:
             self._check_columns("head", HIDDEN, model, self.hidden)
             self._check_idle("head", f"columns of {HIDDEN}", self.hidden, last_ranks, "the last stage")
         if self.embedding is not None:
-            at_work = {rank for stage in self.stages for rank in stage.ranks}
-            self._check_words("embedding", model, self.embedding, at_work, "a stage")
+            self._check_words("embedding", model, self.embedding, self.active, "a stage")
             if model.learned_positions:
                 raise InfeasiblePlanError(
                     f"embedding: {model.name} adds rows of places, which only rank 0 reads: leave it out"

@@ -25,17 +25,17 @@ from solver.cluster.curves import Floats
 from solver.model.blocks import BlockKind
 from solver.model.kinds.part import WORD, Spans
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, cut_unit, totals_of
-from solver.programs.first_shares import least_makespan
+from solver.programs.first_shares import within_room
 from solver.programs.moves import least_changes
 from solver.programs.polish import FEW_UNITS, by_program, polished
 from solver.programs.shares import ClockProgram, FoundShares, HeldBytes, Moves
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.cost import (
     DecoderSetting,
+    answer_passes,
     answer_turns,
-    chunks,
     cut_seconds,
-    summed,
+    sums_s,
     two_steps_from,
 )
 from solver.schedule.decoders.memory import (
@@ -56,7 +56,6 @@ WIDE = 2  # crews of every number that grow
 # How much slower than the fastest crews are estimated that programs are solved for, and how many.
 NEAR, PROGRAMS = 1.3, 4
 POLISHED = 2  # crews
-PROBE = 0.1  # of a device's units: by how many plans differ from which the program takes what a unit costs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +140,7 @@ class StageTask:
             found.append(SharedAxis(axis, kinds, total, least, kinds[0][0].group))
         return [*found, SharedAxis(WORD, [(model.head_block, 1)], model.vocab * self.words, WORDS)]
 
-    @property
+    @cached_property
     def totals(self) -> Integers:
         """Units of every axis."""
         return np.array([axis.total for axis in self.axes])
@@ -210,25 +209,18 @@ class StageTask:
         What has the largest units is shared out first, or the smallest, and all else in the room that it leaves; or
         each axis within a like part of the room.
         """
-        first, every = self.within_groups if self.cuts_groups(crew) else self.whole_groups, np.arange(self.s.devices)
+        first = self.within_groups if self.cuts_groups(crew) else self.whole_groups
         own = work_bytes(self.s.model, self.asked, 0, 0, shared=int(len(crew) > 1))
-        room = np.where(np.isin(every, crew), self.room - own, -1.0)
-        part = np.clip(room / float(first.share_bytes.sum() + first.unit_bytes @ first.counts), 0.0, 1.0)
+        room = np.where(np.isin(np.arange(self.s.devices), crew), self.room - own, -1.0)
         found = list[Integers]()
         largest_first = np.argsort(-first.unit_bytes, kind="stable").tolist()
-        for order, alike in ((largest_first, False), (largest_first[::-1], False), (largest_first, True)):
-            units, left = np.zeros((len(self.axes), self.s.devices), np.int64), room.copy()
-            for k in order:
-                if not (total := int(first.counts[k])):
-                    continue
-                most = np.ceil(part * total) if alike else (left - first.share_bytes[k]) // first.unit_bytes[k]
-                most = np.clip(most, 0, total).astype(np.int64)
-                if most.sum() < total:
-                    break
-                units[k] = least_makespan(first.seconds[k], most, total)
-                left -= np.where(units[k] > 0, first.share_bytes[k] + first.unit_bytes[k] * units[k], 0.0)
-            units[-1, ~units[:-1].any(0)] = 0  # who has words has a share of the blocks
-            if (units.sum(1) == first.counts).all() and not any((units == other).all() for other in found):
+        for order in (largest_first, largest_first[::-1], None):
+            units = within_room(
+                first.seconds, first.counts.tolist(), first.unit_bytes.tolist(), first.share_bytes.tolist(), room, order
+            )
+            if units is None or units[-1, ~units[:-1].any(0)].any():  # who has words has a share of the blocks
+                continue
+            if not any((units == other).all() for other in found):
                 found.append(units)
         return [(self._estimated_s(first, units), self.exact(units, first.sizes)) for units in found]
 
@@ -236,12 +228,7 @@ class StageTask:
         """Return about the seconds of an answer: all have computed, and then comes a sum."""
         crew, every = np.flatnonzero(units.any(0)).tolist(), np.arange(self.s.devices)
         computed = sum(float(own[some, every].max()) for own, some in zip(first.seconds, units, strict=True))
-        return computed + (self.blocks * self._sums(crew) if len(crew) > 1 else 0.0)
-
-    def _sums(self, crew: list[int]) -> float:
-        """Return the seconds of the sums after a block, of all passes of an answer."""
-        passes = [(self.asked.tokens, 1), *((1, rows) for rows, _ in chunks(self.asked.prompt))]
-        return sum(often * summed(self.s, crew, crew, rows).longest_s for often, rows in passes)
+        return computed + self.blocks * sums_s(self.s, crew, self.asked)
 
     def crews(self) -> list[tuple[float, Integers]]:
         """Return first shares of crews, [axes, p], and about their seconds; the soonest first."""
@@ -255,7 +242,7 @@ class StageTask:
             grown = [*(fitting or roomy)[:WIDE], tuple(self.fastest[:size])]
         return sorted(chain(*found.values()), key=itemgetter(0))
 
-    @property
+    @cached_property
     def fastest(self) -> list[int]:
         """Who may take part, the fastest by itself first."""
         alone = sum((own[-1] for own in self.whole_groups.seconds), np.zeros(self.s.devices))
@@ -295,9 +282,7 @@ class FirstUnits:
 def _answer_s(task: StageTask, axis: SharedAxis, size: int, count: int) -> Floats:
     """Return the seconds of 0 to `count` units of an axis on every device, [count + 1, p], in all passes."""
     asked = task.asked
-    passes = [(asked.tokens, 1, asked.behind), *((1, rows, behind) for rows, behind in chunks(asked.prompt))]
-    if axis.name == WORD:
-        passes = [(asked.tokens + 1, 1, asked.behind)]
+    passes = [(asked.tokens + 1, 1, asked.behind)] if axis.name == WORD else answer_passes(asked)
     found = np.zeros((count + 1, task.s.devices))
     for unit in range(1, count + 1):
         share = min(unit * size, axis.total)
@@ -370,8 +355,8 @@ class PartedStage:
         """Return the program of shares around some, [axes, p]."""
         task = self.task
         counts = task.exact(units, self.sizes)
-        moves = Moves.of(units, PROBE)
-        per_unit = np.array([_bytes_of(task, *own) for own in zip(task.axes, self.sizes.tolist(), strict=True)])
+        moves = Moves.of(units)
+        per_unit = task.whole_groups.unit_bytes * self.sizes / task.whole_groups.sizes
         now, crew = task.held_bytes(counts), units.any(0)
         # What is rounded afterwards may be a unit more: that is left free where there is room for it.
         free = per_unit[units.sum(1) > FEW_UNITS].sum()
@@ -387,12 +372,6 @@ class PartedStage:
         stops = np.cumsum(counts, -1)
         spans = np.stack([stops - counts, stops], -1)
         return {(0, axis.name): spans[:, number] for number, axis in enumerate(self.task.axes)}
-
-
-def _bytes_of(task: StageTask, axis: SharedAxis, size: int) -> float:
-    """Return the bytes of a unit of an axis in the mean."""
-    coarse = axis.size(MOST_UNITS)
-    return _bytes(task, axis, coarse)[1] * size / coarse
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,10 +397,10 @@ def best_shares(task: StageTask) -> DecoderPlan | None:
     found = sorted((way for way in found if np.isfinite(way[1])), key=itemgetter(1))
     if not found:
         return None
-    ways = [(parted, *_polished(parted, units)) for parted, _, units in found[:POLISHED]]
+    ways = [(parted, *polished(parted, units, crews=False)) for parted, _, units in found[:POLISHED]]
     parted, _, units = min(ways, key=itemgetter(1))
     fine = finest.units(task.exact(units, parted.sizes))
-    return task.plan(task.exact(_with_others(finest, *_polished(finest, fine)), finest.sizes))
+    return task.plan(task.exact(_with_others(finest, *polished(finest, fine, crews=False)), finest.sizes))
 
 
 def crews_tried(task: StageTask) -> list[CrewTried]:
@@ -475,12 +454,6 @@ def _ways(task: StageTask) -> Iterator[tuple[Integers, PartedStage, float, Integ
         yield counts, parted, seconds, units
 
 
-def _polished(parted: PartedStage, units: Integers) -> tuple[float, Integers]:
-    """Return polished shares of those who have some, and their seconds before them."""
-    better = polished(parted, units, crews=False)
-    return float(parted.seconds(better[None])[0]), better
-
-
 def _with_others(parted: PartedStage, seconds: float, units: Integers) -> Integers:
     """Return shares that are better where one device more or less has some of an axis, or those given."""
     while (moves := least_changes(units, parted.task.room > 0)).size:
@@ -488,5 +461,5 @@ def _with_others(parted: PartedStage, seconds: float, units: Integers) -> Intege
         now, other = by_program(parted, after[parted.seconds(after).argmin()])
         if now >= seconds:
             break
-        seconds, units = _polished(parted, other)
+        seconds, units = polished(parted, other, crews=False)
     return units

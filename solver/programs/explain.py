@@ -79,7 +79,8 @@ def least_shares(solution: Solution) -> dict[int, float]:
     Of all layers that one move makes of the best one; ranks that none of these gives a share are left out.
     """
     s, terms, best = solution.setting, solution.terms, solution.best
-    units = dict(zip(best.units, np.moveaxis(moved(np.stack(list(best.units.values()))), 1, 0), strict=True))
+    after = moved(np.stack(list(best.units.values())))
+    units = {axis: after[:, number] for number, axis in enumerate(best.units)}
     held = layer_weights(s, best.kind).held_bytes(units)
     costs = runs_seconds(s, [(best, s.spec.layers)], 0, units) + s.spec.layers * terms.charge(held)
     some = taking(units)

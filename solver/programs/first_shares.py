@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -22,19 +22,15 @@ def starts_of(table: LayerTable, crew: Mask, seconds: Mapping[Axis, Floats], cap
     within a like part of the room.
     """
     starts: list[Units] = []
-    axes = list(table.units)
-    weights = table.weights
-    most_bytes = weights.whole + sum(size * table.units[axis] for axis, size in weights.per_unit.items())
-    orders = [axes, axes[::-1]] if (caps < most_bytes).any() else []
-    for order in [None, *orders]:
-        units: dict[Axis, Integers] = {}
-        for axis in order or axes:
-            most = np.where(crew, _room(table, axis, caps, units if order else None), 0)
-            if most.sum() < table.units[axis]:
-                break
-            units[axis] = least_makespan(seconds[axis], most, table.units[axis])
-        else:
-            starts.append({axis: units[axis] for axis in axes})
+    axes, weights = list(table.units), table.weights
+    counts, unit_bytes = ([own.get(axis, 0) for axis in axes] for own in (table.units, weights.per_unit))
+    order = range(len(axes))
+    orders = [order, order[::-1]] if (caps < weights.whole + np.dot(unit_bytes, counts)).any() else []
+    room, of_axes = np.where(crew, caps - weights.whole, -1.0), [seconds[axis] for axis in axes]
+    for one in (None, *orders):
+        found = within_room(of_axes, counts, unit_bytes, [0] * len(axes), room, one)
+        if found is not None:
+            starts.append(dict(zip(axes, found, strict=True)))
     others: list[Units] = []
     if Axis.ROWS in axes:
         others += [{**units, Axis.ROWS: _equal(units[Axis.ROWS])} for units in starts]
@@ -52,19 +48,41 @@ def _on_one(counts: Integers) -> Integers:
     return np.asarray(counts.sum() * np.eye(counts.size, dtype=np.int64)[counts > 0])
 
 
-def _room(table: LayerTable, axis: Axis, caps: Floats, given: Units | None) -> Integers:
-    """Return how many units of an axis the caps allow every device, beside the shares that are given."""
-    weights, total = table.weights, table.units[axis]
-    room = caps - weights.whole
-    if axis is Axis.ROWS:
-        return np.where(room < 0, 0, total)
-    size = weights.per_unit[axis]
-    if given is not None:
-        room = room - sum(weights.per_unit.get(other, 0) * counts for other, counts in given.items())
-        return np.asarray(np.clip(room // size, 0, total), np.int64)
-    # Of every axis a like part, rounded up: moves mend what that breaks.
-    whole = sum(size * table.units[other] for other, size in weights.per_unit.items())
-    return np.ceil(np.clip(room / whole, 0.0, 1.0) * total).astype(np.int64)
+def within_room(
+    seconds: Sequence[Floats], counts: Sequence[int], unit_bytes: Sequence[float], share_bytes: Sequence[float],
+    room: Floats, order: Sequence[int] | None,
+) -> Integers | None:  # fmt: skip
+    """Return units of every axis by least makespan within what there is room for, [axes, p]; None where there is none.
+
+    Parameters
+    ----------
+    seconds, counts
+        Of every axis, of 0 to all units on every device, [counts + 1, p], and all units.
+    unit_bytes, share_bytes
+        Of every axis what a unit takes, and what a share does beside its units. Who has room for nothing has no units
+        that take nothing either.
+    room : [p]
+        Bytes.
+    order
+        In which axes are shared out, each in the room that those before it leave; None: each in a like part of it,
+        rounded up: what that breaks is put right later.
+    """
+    units, left, whole = np.zeros((len(counts), room.size), np.int64), room, np.dot(unit_bytes, counts)
+    for k in range(len(counts)) if order is None else order:
+        if not (total := counts[k]):
+            continue
+        if not unit_bytes[k]:
+            most = np.where(left < 0, 0, total)
+        elif order is None:
+            most = np.ceil(np.clip(room / (whole + sum(share_bytes)), 0.0, 1.0) * total).astype(np.int64)
+        else:
+            most = np.clip((left - share_bytes[k]) // unit_bytes[k], 0, total).astype(np.int64)
+        if most.sum() < total:
+            return None
+        units[k] = least_makespan(seconds[k], most, total)
+        if order is not None:
+            left = left - np.where(units[k] > 0, share_bytes[k] + unit_bytes[k] * units[k], 0.0)
+    return units
 
 
 def least_makespan(seconds: Floats, most: Integers, total: int) -> Integers:

@@ -28,7 +28,6 @@ from solver.schedule.encoders.setting import Setting
 from solver.schedule.exchange import Mask
 
 AT_ONCE = 1 << 18  # plans times pairs of ranks that are priced at once: arrays stay in the processor's cache
-PROBE = 0.1  # of a device's units: by how many plans differ from which the program of shares takes what a unit costs
 
 
 def runs_seconds(s: Setting, runs: Runs, number: int, units: Units) -> Floats:
@@ -87,7 +86,7 @@ def program_of(s: Setting, layer: Configuration, terms: Terms, reach: float = 1.
     """
     units, weights, layers = np.stack(list(layer.units.values())), layer_weights(s, layer.kind), s.spec.layers
     crew = np.flatnonzero(units.any(0) | (np.arange(s.devices) == 0))
-    moves = Moves.of(units[:, crew], PROBE)
+    moves = Moves.of(units[:, crew])
     every = np.zeros((1 + moves.count, *units.shape), np.int64)
     every[:, :, crew] = moves.plans
     alike = _alike(s, [(layer, layers)], 0, {axis: every[:, number] for number, axis in enumerate(layer.units)})
@@ -165,7 +164,7 @@ def polished_runs(s: Setting, runs: Runs, room: Room) -> Runs:
     number = kept = 0  # the run at hand, and how many in a row have stayed as they are
     while s.devices <= MANY and kept < len(runs):
         parted = PartedRun(s, runs, number, room)
-        units = polished(parted, parted.units)
+        _, units = polished(parted, parted.units)
         kept = kept + 1 if (units == parted.units).all() else 1
         runs, number = parted.with_units(units), (number + 1) % len(runs)
     return runs

@@ -76,8 +76,8 @@ def rounded(found: FoundShares, totals: Integers) -> Integers:
     return np.array([largest_remainder(own, total) if total else [0] * len(own) for own, total in every], np.int64)
 
 
-def polished(parted: Parted, units: Integers, *, crews: bool = True) -> Integers:
-    """Return shares that are better by clocks, or those given.
+def polished(parted: Parted, units: Integers, *, crews: bool = True) -> tuple[float, Integers]:
+    """Return shares that are better by clocks, or those given, with their seconds.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def polished(parted: Parted, units: Integers, *, crews: bool = True) -> Integers
         fastest_first = after[better[np.argsort(seconds[better], kind="stable")]]
         best = next((own for own in fastest_first if parted.fits(own[None])[0]), None)
         if best is None:
-            return units
+            return float(seconds[0]), units
         units = best
 
 

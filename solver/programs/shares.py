@@ -45,6 +45,7 @@ from solver.schedule.clocks import Messages, Moment, TurnPart, computed, exchang
 from solver.schedule.timing import Machine
 from solver.schedule.turns import ClockTurn
 
+PROBE = 0.1  # of a device's units: by how many plans differ from which the program takes what a unit costs
 MS = 1e3  # solvers dislike numbers far from one
 GAP = 2e-3  # of an integer program
 LACK = 1e6  # milliseconds that it costs to lack as many bytes as a unit has that moves: no plan is worth that
@@ -70,14 +71,14 @@ class Moves:
     size: NDArray[np.int64]
 
     @classmethod
-    def of(cls, units: NDArray[np.int64], part: float) -> Moves:
+    def of(cls, units: NDArray[np.int64]) -> Moves:
         """Return moves to every device that has some of an axis from the one with the most, of a part of either's."""
         found = []
         for axis, own in enumerate(units.tolist()):
             giver = int(np.argmax(own))
             for taker, has in enumerate(own):
                 if has and taker != giver:
-                    size = min(max(1, round(part * min(has, own[giver]))), own[giver] - 1)
+                    size = min(max(1, round(PROBE * min(has, own[giver]))), own[giver] - 1)
                     found += [(axis, giver, taker, size)] if size else []
         every = np.array(found, np.int64).reshape(-1, 4).T
         return cls(units, *every)

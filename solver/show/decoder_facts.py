@@ -139,5 +139,6 @@ def _entry(system: str, model: Decoder, cluster: Cluster, asked: TokenRequest) -
     assert facts is not None
     sent = found.token.prediction.bytes_on_wire
     held = tuple(needs.weights for needs in found.memory)
-    taking = len({rank for stage in plan.stages for rank in stage.ranks})
-    return ComparedDecoder(system, facts.token_s, 1 / facts.token_s, sent, held, taking=taking, first_s=facts.first_s)
+    return ComparedDecoder(
+        system, facts.token_s, 1 / facts.token_s, sent, held, taking=len(plan.active), first_s=facts.first_s
+    )

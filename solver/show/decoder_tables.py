@@ -41,7 +41,7 @@ def print_decoder(console: Console, found: PricedDecoder) -> None:
     plan, facts = found.plan, found.plan.predicted
     assert facts is not None
     count = len(plan.devices)
-    taking = sorted({rank for stage in plan.stages for rank in stage.ranks})
+    taking = list(plan.active)
     listed = list(range(count)) if count <= MOST_LISTED else taking
     console.print(_shares(found, listed))
     console.print(_devices(found, listed))

@@ -157,6 +157,11 @@ def chunks(prompt: int) -> Iterator[tuple[int, int]]:
         yield min(CHUNK_ROWS, prompt - start), start
 
 
+def answer_passes(asked: TokenRequest) -> list[tuple[int, int, int]]:
+    """Return the passes of an answer: how often each is done, its rows, and how many are behind them."""
+    return [(asked.tokens, 1, asked.behind), *((1, rows, behind) for rows, behind in chunks(asked.prompt))]
+
+
 def summed(
     s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], rows: int, two_steps_from: int | None = None
 ) -> SumTimes:
@@ -171,6 +176,13 @@ def summed(
         return _summed(s, senders, ranks, rows, rows >= two_steps_from)
     ways = [True] if rows >= ROWS_BY_MPI else [False, True]
     return min((_summed(s, senders, ranks, rows, two) for two in ways), key=lambda moved: moved.longest_s)
+
+
+def sums_s(s: DecoderSetting, ranks: Sequence[int], asked: TokenRequest) -> float:
+    """Return the seconds of the sums after a block, of all passes of an answer; of one rank none."""
+    if len(ranks) < 2:
+        return 0.0
+    return sum(often * summed(s, ranks, ranks, rows).longest_s for often, rows, _ in answer_passes(asked))
 
 
 def two_steps_from(s: DecoderSetting, stages: Sequence[DecoderStage]) -> int:
@@ -273,14 +285,18 @@ def _passes(
     s: DecoderSetting, plans: Sequence[DecoderPlan], rows: int, behind: int, chosen: int
 ) -> Iterator[Iterator[ClockTurn]]:
     """Yield the turns of a pass of plans of one structure: of all at once where that can be."""
-    computing = cache(partial(_computing, s, behind))
     parts, own, steps = _steps(s, plans[0], rows, chosen)
-    costs = Costs(computing, partial(moved, s))
+    costs = _costs(s, behind)
     if follow_crew(steps):
         yield turns_of(planned_alike(steps, cuts_of(plans)), costs)
         return
     for plan in plans:
         yield turns_of(planned(parts, plan, own), costs)
+
+
+def _costs(s: DecoderSetting, behind: int) -> Costs:
+    """Return what steps of a pass take, of rows behind so many tokens."""
+    return Costs(cache(partial(_computing, s, behind)), partial(moved, s))
 
 
 def _steps(
@@ -310,8 +326,7 @@ def answer_turns(
         passes.append((float(len(chunked)), CHUNK_ROWS, (chunked[0][1] + chunked[-1][1]) // 2, 0))
     for often, rows, behind, chosen in passes:
         *_, steps = _steps(s, plan, rows, chosen)
-        costs = Costs(cache(partial(_computing, s, behind)), partial(moved, s))
-        yield often, turns_of(planned_alike(steps, cuts), costs)
+        yield often, turns_of(planned_alike(steps, cuts), _costs(s, behind))
 
 
 def cut_seconds(s: DecoderSetting, plan: DecoderPlan, cuts: StageShares, asked: TokenRequest) -> Floats:

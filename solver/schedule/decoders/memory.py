@@ -176,7 +176,7 @@ def chunk_numbers(model: Decoder, plan: DecoderPlan) -> list[int]:
         return plan.wire if passes.coded(step) else Wire.FLOAT32
 
     found = [0] * len(plan.devices)
-    for rank in {rank for stage in plan.stages for rank in stage.ranks}:
+    for rank in plan.active:
         every = own_steps(steps, rank)
         places = places_of(every, [(given.name, Box.whole(*given.shape))] if rank in passes.first else ())
         found[rank] = places.numbers + -(-arriving(every, rank, places, wire) // FLOAT_BYTES)

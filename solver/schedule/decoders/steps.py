@@ -313,7 +313,7 @@ def _tokens(plan: DecoderPlan, begins: Value) -> ExchangeStep:
 
 def _candidates(plan: DecoderPlan, chosen: int) -> ExchangeStep:
     """Return how rank 0 hears of everybody's work, and of the likeliest words; in numbers of float32."""
-    at_work = {rank for stage in plan.stages for rank in stage.ranks}
+    at_work = plan.active
     having = [
         2 * (OWN + CANDIDATE_NUMBERS * chosen * (words.size > 0)) * (rank in at_work)
         for rank, words in enumerate(plan.words)

@@ -17,7 +17,7 @@ from solver.model.blocks import total_of
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, all_on, stage_on
 from solver.schedule.decoders.asked import TokenRequest
-from solver.schedule.decoders.cost import DecoderSetting, chunks, predicted, setting_of, two_steps_from
+from solver.schedule.decoders.cost import DecoderSetting, answer_passes, predicted, setting_of, two_steps_from
 from solver.schedule.decoders.memory import (
     HELD,
     block_bytes,
@@ -57,9 +57,8 @@ class WholeLayers:
 def whole_layers(s: DecoderSetting, cluster: Cluster, asked: TokenRequest) -> WholeLayers:
     """Return what whole layers take on every device."""
     model, seconds = s.model, np.zeros(s.devices)
-    passes = [(1, asked.behind, asked.tokens), *((rows, behind, 1) for rows, behind in chunks(asked.prompt))]
     for layer in model.layers:
-        for rows, behind, often in passes:
+        for often, rows, behind in answer_passes(asked):
             for kind in layer:
                 seconds += often * s.kind_s(kind, total_of(kind, model.stream), rows, behind)
     tokens, held = asked.context * asked.sequences, HELD[asked.precision]

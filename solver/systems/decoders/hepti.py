@@ -30,12 +30,12 @@ from solver.programs.decoder_shares import StageTask, best_shares
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import (
     DecoderSetting,
+    answer_passes,
     answer_seconds,
-    chunks,
     price_pass,
     sent_over,
     setting_of,
-    summed,
+    sums_s,
 )
 from solver.schedule.decoders.memory import HELD, decoder_lacks, rank_memory, words_bytes, work_bytes
 from solver.systems.decoders.common import WholeLayers, finished, memory_room, plan_of, whole_layers
@@ -134,18 +134,16 @@ def _sets(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: Whole
     head = words_bytes(model, model.vocab, HELD[asked.precision]) + FLOAT_BYTES * model.vocab
     free = memory_room(model, cluster)
     able = [rank for rank in np.argsort(whole.seconds, kind="stable").tolist() if free[rank] > 0][:MOST]
-    passes = [(1, asked.tokens), *((rows, 1) for rows, _ in chunks(asked.prompt))]
     blocks = sum(map(len, model.layers)) / len(model.layers)  # of a mean layer: each ends with a sum
     found = []
     for number in range(1, 1 << len(able)):
         ranks = tuple(sorted(rank for place, rank in enumerate(able) if number >> place & 1))
-        exchanges = [(often, summed(s, ranks, ranks, rows)) for rows, often in passes if len(ranks) > 1]
-        sums = sum(often * own.longest_s for often, own in exchanges)
+        sums = sums_s(s, ranks, asked)
         layer_s = 1 / float((1 / whole.seconds[list(ranks)]).sum()) + blocks * sums
         work = work_bytes(model, asked, 0, 0, shared=int(len(ranks) > 1))
         room = float(np.maximum(free[list(ranks)] - work, 0.0).sum())
         held, held_last = (int(max(size, 0.0) // whole.size) for size in (room, room - head))
-        hop_s = sum(often * _hop_s(s, ranks, rows) for rows, often in passes)
+        hop_s = sum(often * _hop_s(s, ranks, rows) for often, rows, _ in answer_passes(asked))
         if held:
             found.append(StageSet(ranks, layer_s, hop_s, held, held_last))
     return found
