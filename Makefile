@@ -58,8 +58,9 @@ lint:
 types:
 	$(BIN)/mypy
 
+# A worker that goes down ends the lane, with its test's name: xdist may wait for ever for one in its place.
 tests:
-	$(PYTEST) -q -n auto --dist loadfile --ignore=tests/mpi --ignore=tests/lab --ignore=tests/arm
+	$(PYTEST) -q -n auto --dist loadfile --max-worker-restart=0 --ignore=tests/mpi --ignore=tests/lab --ignore=tests/arm
 
 LAB := tests/lab/test_cleanliness.py tests/lab/test_doctor.py
 lab-tests:

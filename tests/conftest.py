@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+from contextlib import suppress
 
 # Before numpy and torch are imported: their threads of several tests at once would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -43,6 +46,16 @@ def pytest_collection_modifyitems(config, items):
     left = [item for item in items if not sweeps.ALL and item.get_closest_marker("thorough")]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if item not in set(left)]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    """Say what ended a worker of pytest-xdist that went down: minus a signal, or its exit code."""
+    if error:
+        process = node.gateway._io.popen
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+        print(f"\n{node.gateway.id} (process {process.pid}) ended with {process.returncode}", file=sys.stderr)
 
 
 @pytest.fixture(autouse=True)
