@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         options.program = list(arguments[split + 1 :])
         code: int = options.function(options)
     except (HeptiError, OSError) as error:
-        if "--debug" in arguments[:split] or stopping.unwritten(error):
+        if "--debug" in arguments[:split] or stopping.of_output(error):
             raise
         print(f"{typed('python -m launch', arguments)}: {_complaint(error)}", file=sys.stderr)
         return 2 if isinstance(error, HeptiError) else 1

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import math
 import re
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -86,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{typed('python -m weights', arguments)}: {error}", file=sys.stderr)
         return 2
     except Exception as error:
-        if options.debug or stopping.unwritten(error):
+        if options.debug or stopping.of_output(error):
             raise
         print(
             f"{typed('python -m weights', arguments)}: {type(error).__name__}: {error} (see --debug)",
@@ -203,7 +202,6 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> None:
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # inspect | head
     if stored_kind(options.model) == NETWORK:
         _inspect_network(options)
         return

@@ -103,7 +103,7 @@ def run(program: str, load: Callable[[], Main], *, silent: bool = False) -> NoRe
         signal.setitimer(signal.ITIMER_REAL, 0)
     except BaseException as error:  # what a library makes of an interruption may be another error
         if not asked:
-            if isinstance(error, BrokenPipeError) and _nobody_reads():
+            if _unread(error):
                 os._exit(128 + signal.SIGPIPE)
             if reason := unwritten(error):
                 os.write(2, f"{program}: {reason}\n".encode())
@@ -135,8 +135,15 @@ def unwritten(error: BaseException) -> str | None:
     return None
 
 
-def _nobody_reads() -> bool:
-    """Return whether what is printed goes to a pipe whose other end is closed, as behind `| head`."""
+def of_output(error: BaseException) -> bool:
+    """Return whether an error comes of what is printed, and not of what is done: `run` says what there is to say."""
+    return _unread(error) or unwritten(error) is not None
+
+
+def _unread(error: BaseException) -> bool:
+    """Return whether what is printed goes to a pipe whose other end is closed, as before `| head`."""
+    if not isinstance(error, BrokenPipeError):
+        return False
     output = select.poll()
     output.register(1, select.POLLOUT)
     return any(event & select.POLLERR for _, event in output.poll(0))

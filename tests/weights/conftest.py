@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -83,12 +82,9 @@ def read_all() -> Callable[[Path], Tensors]:
 
 
 @pytest.fixture
-def run_weights() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """Run `python -m weights` within this process, whose signals it sets for a process of its own."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGPIPE)}
-    yield partial(inside.run, main)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+def run_weights() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run `python -m weights` within this process."""
+    return partial(inside.run, main)
 
 
 @pytest.fixture

@@ -59,6 +59,20 @@ def test_inspect_as_json(model, text_spec, run_weights):
     assert facts["bytes"] == model.stat().st_size
 
 
+def test_who_reads_no_further_is_told_nothing(model):
+    command = [sys.executable, "-m", "weights", "inspect", str(model)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        errors = process.stderr.read()
+
+    assert (process.returncode, errors) == (128 + signal.SIGPIPE, "")
+
+
+def test_inspect_leaves_signals_to_the_program(model, run_weights):
+    assert run_weights("inspect", model).returncode == 0
+    assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN, "a process that inspects in a test would end by a pipe"
+
+
 def test_inspect_an_image_model(image_spec, random_tensors, write_file, run_weights):
     shown = run_weights("inspect", write_file(image_spec, random_tensors(image_spec))).stdout
 
