@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 
 import numpy as np
 
@@ -226,10 +226,34 @@ def _row_of(priced: Priced, number: int, source: int) -> Iterator[Replacement]:
             yield number, number + 1, [replace(segment, shares=_moved(rows, 1, source, target))]
 
 
+def boundary_moved(priced: Priced, number: int) -> Iterator[Replacement]:
+    """Yield rows of whom the end waits for moved in segments that follow each other, to each of those with rows there.
+
+    A boundary that moves in one segment alone is an exchange more before it and behind it. It moves in all up to where
+    rows become fewer, or to the end, by a row of the last.
+    """
+    rows = [_rows(priced.s, own) for own in takewhile(_by_rows, priced.segments[number:])]
+    totals = [sum(own) for own in rows]
+    stops = [at for at in range(2, len(rows) + 1) if at == len(rows) or totals[at] != totals[at - 1]]
+    source = priced.critical()[number]
+    for target in priced.segments[number].active:
+        for stop in stops if target != source else ():
+            counts = [round(total / min(totals[:stop])) for total in totals[:stop]]
+            if all(own[source] > count and own[target] for own, count in zip(rows, counts, strict=False)):
+                every = zip(priced.segments[number:], rows, counts, strict=False)
+                moved = [replace(own, shares=_moved(has, count, source, target)) for own, has, count in every]
+                yield number, number + stop, moved
+
+
+def _by_rows(segment: Segment) -> bool:
+    """Return whether several devices share out the rows of a segment."""
+    return segment.cut is SegmentCut.ROWS and len(segment.active) > 1
+
+
 def _divided(priced: Priced, number: int) -> Iterator[Replacement]:
     """Yield a segment divided at every point, with edges of the first part as they were, and first."""
     segment = priced.segments[number]
-    if segment.cut is SegmentCut.ROWS and len(segment.active) > 1:
+    if _by_rows(segment):
         for at in _inner(priced, segment):
             one, other = _parts(segment, at)
             for edges_first in sorted({segment.edges_first, True}):
@@ -243,7 +267,9 @@ def _edges_turned(priced: Priced, number: int) -> Iterator[Replacement]:
 
 
 # Those that gain most of what all do, few of each and in the order of what they gain for their price.
-FEW_MOVES: Sequence[PolishMove] = (_cut_moved, _critical_moved, _edges_turned, _divided, _last_moved)
+FEW_MOVES: Sequence[PolishMove] = (
+    _cut_moved, _critical_moved, _edges_turned, _divided, _last_moved, boundary_moved,
+)  # fmt: skip
 
 
 def _inner(priced: Priced, segment: Segment) -> list[int]:

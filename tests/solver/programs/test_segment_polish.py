@@ -8,7 +8,16 @@ import pytest
 from solver.cluster.named import find_cluster
 from solver.model.operators import cut_points, in_levels
 from solver.plan.plan import Wire
-from solver.programs.convnets.segment_polish import FEW_MOVES, Priced, balance, descend, let_edges_first
+from solver.plan.segments import SegmentCut
+from solver.programs.convnets.segment_polish import (
+    FEW_MOVES,
+    Priced,
+    balance,
+    boundary_moved,
+    coarsest,
+    descend,
+    let_edges_first,
+)
 from solver.programs.convnets.segments import Search, solve_network
 from solver.schedule.networks.segment_steps import net_setting, plan_seconds
 from tests.kit.clusters import pis
@@ -53,6 +62,29 @@ def test_who_ends_last_is_whom_the_end_waits_for():
 
     assert priced.critical()[0] == 1
     assert len(priced.critical()) == len(plan.segments)
+
+
+def test_a_boundary_moves_in_all_segments_up_to_where_rows_become_fewer():
+    """Of two equal boards one has too many rows, in all segments alike: no row of one segment alone makes up for it."""
+    net, _ = zoo_network("vgg16")
+    s = net_setting(net, cluster := pis(24.6, 24.6, mbps=240, latency_us=200))
+    plan = solve_network(net, cluster)
+    unequal = [
+        replace(own, shares=(5 / 7, 2 / 7)) if own.cut is SegmentCut.ROWS and len(own.active) == 2 else own
+        for own in plan.segments
+    ]
+    before, alone, all_moves = (Priced(s, replace(plan, segments=tuple(unequal)), cut_points(net)) for _ in range(3))
+
+    every = [(number, stop, [own.shares for own in moved]) for number, stop, moved in boundary_moved(before, 0)]
+    descend(alone, [move for move in FEW_MOVES if move is not boundary_moved])
+    descend(all_moves, FEW_MOVES)
+
+    rows = [coarsest(net, net.live(own.nodes.stop)) for own in unequal]
+    assert len(every) > 1
+    for number, stop, shares in every:
+        assert (number, len(shares)) == (0, stop)
+        assert {round(own[0] - 5 / 7, 9) for own in shares} == {round(-1 / rows[stop - 1], 9)}
+    assert all_moves.seconds < 0.998 * alone.seconds
 
 
 def test_a_descent_ends_when_its_prices_took_enough_work():
