@@ -147,9 +147,15 @@ def test_in_blocks_every_cut_has_the_logits_of_the_whole_model(precision, cuts, 
     assert error < (1e-5 if backend == "numpy" else 0.03)
 
 
-@pytest.mark.parametrize(("name", "stages"), sized([("llama", 1), ("gemma2", 2), ("olmo2", 3)], 3))
-def test_rows_that_nobody_asks_for_change_nothing(name, stages, world):
-    """Of the last layer only those are computed whose words are asked for; what is kept of the others is."""
+@pytest.mark.parametrize(
+    ("name", "stages", "by_rows"),
+    sized([("llama", 1, False), ("gemma2", 2, False), ("olmo2", 3, False), ("llama", 1, True), ("gemma2", 2, True)], 5),
+)
+def test_rows_that_nobody_asks_for_change_nothing(name, stages, by_rows, world):
+    """Of the last layer only those are computed whose words are asked for; what is kept of the others is.
+
+    Of prompts by rows, too, where who has the last rows has all words, and needs nothing from others for these.
+    """
     rng = np.random.default_rng(5)
     weights = Weights(MODELS[name])
     tokens = rng.integers(0, weights.model.vocab, sum(CHUNKS)).tolist()
@@ -162,7 +168,15 @@ def test_rows_that_nobody_asks_for_change_nothing(name, stages, world):
             found += [(row, float(own)) for row, (own,) in zip(range(start - chosen, start), best.logits, strict=True)]
         return found
 
-    found = on_ranks(world, weights, random_plan(world, weights.model, rng, stages=stages), lead)
+    plan = random_plan(world, weights.model, rng, stages=stages, rows_from=16 * by_rows)
+    if by_rows:
+        *before, last = plan.stages
+        every = range(world.size)
+        last = replace(last, rows=tuple(int(rank in last.ranks) for rank in every))
+        words = Partition.of_counts(weights.model.vocab * (rank == last.ranks[-1]) for rank in every)
+        plan = replace(plan, stages=(*before, last), words=words)
+
+    found = on_ranks(world, weights, plan, lead)
 
     expected = logits(weights, tokens)
     assert len(found) == 8

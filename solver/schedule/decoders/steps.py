@@ -160,6 +160,9 @@ def pass_parts(
         if number + 1 < len(stages):
             names[x.name] = STREAM_NAME
     head = _placed(head_parts(model, x, summed=stages[-1].by_hidden), len(stages) - 1, StageCuts(NOWHERE))
+    if stages[-1].by_rows:
+        # Also where all rows that are asked for lie with who has all words: its graphs are those of any rows.
+        head = _begun(head)
     layers.append((NOWHERE, head))
     names |= {own.part.writes.name: _brings(own) for own in head}
     every = [placed for _, some in layers for placed in some]
@@ -190,13 +193,17 @@ def planned(parts: PassParts, plan: DecoderPlan, rows: PassRows) -> tuple[AnySte
     else:
         # It is no node of a graph: the first layer's computation begins after it.
         (span, some), *others = layers
-        first = next(number for number, placed in enumerate(some) if placed.axis != WITH_READER)
-        some[first] = replace(some[first], begins=True)
-        layers = [(NOWHERE, [parts.embedding.cut(spans)]), (span, some), *others]
+        layers = [(NOWHERE, [parts.embedding.cut(spans)]), (span, _begun(some)), *others]
     begins = begins_with(parts.embedding.part, plan)
     given = {begins.name: (begins, some_have(begins, plan.begins, ranks))}
     body, chosen = schedule(layers, given, rows.summed, parts.names), rows.asked.size
     return before, _tokens(plan, begins), *body, *([_candidates(plan, chosen)] if chosen else ())
+
+
+def _begun(parts: Sequence[PlacedPart]) -> list[PlacedPart]:
+    """Return parts of which the first that is cut begins a computation."""
+    first = next(number for number, placed in enumerate(parts) if placed.axis != WITH_READER)
+    return [replace(own, begins=True) if number == first else own for number, own in enumerate(parts)]
 
 
 def before_pass(step: ComputeStep) -> bool:
