@@ -50,7 +50,7 @@ def checked(options: argparse.Namespace) -> argparse.Namespace:
             raise HeptiError(f"--{name} is {getattr(options, name)}, must be at least {least}")
     if options.input == "-" and (options.repeat, options.warmup) != (1, 0):
         raise HeptiError("--repeat and --warmup compute a file again: what standard input asks is answered once")
-    options.wire = Wire(options.wire)
+    options.wire = None if options.wire is None else Wire(options.wire)
     check_precision(options.precision, options.backend)
     check_one_planner(options.plan, options.system)
     check_measured(options.cluster, options.plan, measure=options.measure)
@@ -122,7 +122,7 @@ def add_split(parser: Parser) -> None:
     how.add_argument("--backend", choices=NAMES, default="auto", help="kernels (default: %(default)s)")
     how.add_argument("--precision", choices=PRECISIONS, default="float32", help="of products (default: %(default)s)")
     how.add_argument(
-        "--wire", choices=[*map(str, Wire)], default=Wire.FLOAT32, help="how numbers travel (default: %(default)s)"
+        "--wire", choices=[*map(str, Wire)], help=f"how numbers travel (default: the plan's, or {Wire.FLOAT32})"
     )
     how.add_argument(
         "--plan-by", choices=("estimate", "measure"),

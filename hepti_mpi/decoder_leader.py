@@ -208,15 +208,15 @@ class DecoderLeader(Speaker):
 
     def _read_plan(self) -> DecoderPlan:
         """Read the plan that is given; what the command line says goes before what it says."""
-        from solver.plan.file import check_plan, read_plan
+        from solver.plan.file import check_plan, read_plan, sent_as
 
         options = self._options
         plan = read_plan(options.plan, DecoderPlan, self._model)
         if plan.precision != self._file.precision:
             raise HeptiError(f"{options.plan} is for {plan.precision}, {options.model} is {self._file.precision}")
-        said = {name: getattr(options, name) for name in ("context", "sequences", "cache", "wire")}
+        said = {name: getattr(options, name) for name in ("context", "sequences", "cache")}
         said = {name: value for name, value in said.items() if value is not None}
-        plan = replace(plan, predicted=None, **said) if said else plan
+        plan = sent_as(replace(plan, predicted=None, **said) if said else plan, options.wire)
         check_plan(options.plan, plan, self._model, self._group.size)
         return plan
 

@@ -189,7 +189,7 @@ class Leader(Speaker):
         engine = Engine(self._spec, tensors, stack, self._group, self._trials)
         batches = list(batches_of(self._requests))
         # What adapts begins with all bits: the report says what came of it.
-        if self._options.wire not in (Wire.FLOAT32, Wire.ADAPTIVE) and batches:
+        if self._plan.wire not in (Wire.FLOAT32, Wire.ADAPTIVE) and batches:
             self._rounding = _measured_rounding(batches[0], engine)
         with ExitStack() as last, self._watch or nullcontext(), self._sinks() as sinks:
             if member is not None and self._choice.may_change and self._cluster is not None:
@@ -265,7 +265,7 @@ class Leader(Speaker):
         """Write and show what was asked for; return the exit code."""
         options = self._options
         report = job_report(
-            self._spec.name, plan_table(self._plan), options.wire, self._tally, ranks, self._places, options
+            self._spec.name, plan_table(self._plan), self._plan.wire, self._tally, ranks, self._places, options
         )
         report |= prediction(self._spec, self._cluster, self._plan, self._tally.rows, self._plan_of)
         report["predicted_for"] = None if report["predicted_seconds"] is None else self._boards
@@ -295,11 +295,11 @@ class Leader(Speaker):
                 tables.show_answers(console, answered, [answer.entry for answer in answers])
             tables.show_ranks(console, report, self._plan, queued=queued)
             if self._rounding is not None:
-                size = f"{percent(self._rounding)} of the root mean square"
-                console.print(
-                    f"{options.wire} on the wire: the hidden number that it changes most differs by {size} of all"
-                )
-            if options.wire is Wire.ADAPTIVE:
+                size = f"{percent(self._rounding)} of the root mean square of all"
+                changed = f"the hidden number that it changes most differs by {size}"
+                none = "no hidden number of the first batch travels"
+                console.print(f"{self._plan.wire} on the wire: {changed if self._rounding else none}")
+            if self._plan.wire is Wire.ADAPTIVE:
                 console.print(f"batches sent from stage to stage: {tables.by_bits(ranks) or 'none'}")
             self._judge(console, report, alone, queued=queued)
         return 2 if self._complained else 0
@@ -331,9 +331,9 @@ class Leader(Speaker):
         if self._cluster is None or self._group.size == 1:
             return None
         if not queued:
-            return encoder_alone(self._spec, self._cluster, round(statistics.median(self._tally.rows)))
+            return encoder_alone(self._spec, self._cluster, round(statistics.median(self._tally.rows)), self._plan.wire)
         requests = sum(map(len, batches))
-        alone = encoder_alone(self._spec, self._cluster, round(sum(map(sum, batches)) / len(batches)))
+        alone = encoder_alone(self._spec, self._cluster, round(sum(map(sum, batches)) / len(batches)), self._plan.wire)
         return alone and replace(alone, seconds=alone.seconds * len(batches) / requests)
 
     def _judge(self, console: Console, report: Mapping[str, Any], alone: BoardAlone | None, *, queued: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,8 +51,8 @@ from solver.base.phrases import counted
 from solver.cluster.cluster import PROGRAM_BYTES, Cluster
 from solver.cluster.named import find_cluster
 from solver.model.convnet import ConvNet
-from solver.plan.file import check_plan, read_plan
-from solver.plan.plan import Wire
+from solver.plan.file import check_plan, read_plan, sent_as
+from solver.plan.plan import WIRES, Wire
 from solver.plan.segments import THROUGHPUT, SegmentPlan
 from solver.plan.writing import plan_table
 from solver.schedule.networks.memory import memory_of
@@ -72,7 +72,6 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
     "text": (None, "reads images: give --input"),
     "precision": ("float32", "computes in float32: leave it out"),
 }
-WIRES = (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8)
 # So many images, of some 150 KiB to 1 MiB each, stay in memory where they are computed several times.
 KEPT = 100
 Take = Callable[[dict[str, Any], Mapping[str, Array]], object]  # of an answer and the network's outputs
@@ -174,14 +173,14 @@ class NetworkLeader(Speaker):
             from solver.systems.convnets.hepti_throughput import solve_replicas  # the solvers are for rank 0 alone
 
             assert cluster is not None
-            self._replicas = solve_replicas(self._net, cluster, options.wire)
+            self._replicas = solve_replicas(self._net, cluster, options.wire or Wire.FLOAT32)
             self._plan = self._replicas.plans[0]
             return self._replicas.plans
         else:
             from solver.systems.convnets import plan_network  # the solvers are for rank 0 alone
 
             assert cluster is not None
-            self._plan = plan_network(options.system, self._net, cluster, options.wire)
+            self._plan = plan_network(options.system, self._net, cluster, options.wire or Wire.FLOAT32)
             self._plan.check(self._net, ranks)
         if options.plan is not None or cluster is None or options.replan != "off" or options.system != DEFAULT:
             return (self._plan,)
@@ -323,7 +322,7 @@ class NetworkLeader(Speaker):
             report["replicas"] = self._replica_tables(plans)
         alone = None
         if self._cluster is not None and self._group.size > 1 and not self._serves:
-            alone = network_alone(self._net, self._cluster, options.wire)
+            alone = network_alone(self._net, self._cluster, self._plan.wire)
         report["best_single"] = None if alone is None else asdict(alone)
         if options.report is not None:
             write_json(options.report, report)
@@ -493,7 +492,8 @@ def check_options(options: argparse.Namespace, net: ConvNet) -> None:
     for name, (usual, why) in REFUSED.items():
         if getattr(options, name) != usual:
             raise HeptiError(f"--{name.replace('_', '-')}: {net.name} {why}")
-    check_wire(options.wire, net)
+    if options.wire not in (None, *WIRES):
+        raise HeptiError(f"{options.wire} on the wire: {net.name} sends {', '.join(WIRES)}")
     if options.plan is None:
         from solver.systems.convnets import planner_of  # the solvers are for rank 0 alone
 
@@ -509,18 +509,6 @@ def check_options(options: argparse.Namespace, net: ConvNet) -> None:
         raise HeptiError(f"--random is {options.random}, {net.name} takes any number from 0 on")
 
 
-def check_wire(wire: Wire, net: ConvNet) -> None:
-    """Refuse how numbers of a network do not travel.
-
-    Raises
-    ------
-    HeptiError
-        If they do not travel so.
-    """
-    if wire not in WIRES:
-        raise HeptiError(f"{wire} on the wire: {net.name} sends {', '.join(WIRES)}")
-
-
 def plan_of_file(options: argparse.Namespace, net: ConvNet, ranks: int, cluster: Cluster | None) -> SegmentPlan:
     """Read the plan file; a wire that is asked for goes before the plan's, and what a cluster file says before both.
 
@@ -529,9 +517,6 @@ def plan_of_file(options: argparse.Namespace, net: ConvNet, ranks: int, cluster:
     HeptiError
         If it does not fit the network or the number of ranks.
     """
-    plan = read_plan(options.plan, SegmentPlan, net)
+    plan = sent_as(read_plan(options.plan, SegmentPlan, net), options.wire)
     check_plan(options.plan, plan, net, ranks)
-    if options.wire not in (Wire.FLOAT32, plan.wire):
-        plan = replace(plan, wire=options.wire, predicted=None)
-    check_wire(plan.wire, net)
     return plan if cluster is None else predicted(net_setting(net, cluster), plan)

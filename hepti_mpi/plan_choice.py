@@ -15,8 +15,8 @@ from solver.cluster.named import find_cluster
 from solver.live.turns import NO_OTHER, TURNS, pays
 from solver.model.spec import ModelSpec, typical_rows
 from solver.plan.changes import all_bytes
-from solver.plan.file import check_plan, read_plan
-from solver.plan.plan import Plan
+from solver.plan.file import check_plan, read_plan, sent_as
+from solver.plan.plan import Plan, Wire
 from solver.schedule.encoders.cost import predict
 from solver.schedule.encoders.memory import lacks
 from solver.systems import DEFAULT, plan_that_fits
@@ -88,7 +88,8 @@ def choose(
     # Example boards have nothing that could change.
     may_change = options.replan != "off" and cluster is not None and ranks > 1
     if options.plan is not None:
-        plan = read_plan(options.plan, Plan)
+        plan = sent_as(read_plan(options.plan, Plan), options.wire)
+        plan = replace(plan, rows=plan.rows or rows or typical_rows(spec))
         check_plan(options.plan, plan, spec, ranks)
         notes += [f"{options.plan}: {text}" for text in plan.unheeded]
         if may_change:
@@ -111,8 +112,6 @@ def choose(
             if options.plan_by == "measure" and len(choice.plans) == 1:
                 notes.append(NO_OTHER)
     choice.plan.check(spec, ranks)
-    if choice.plan.in_one:
-        options.wire.check_one_stage()
     for note in notes:
         say(f"note: {note}")
     return choice
@@ -123,7 +122,7 @@ def _living(spec: ModelSpec, cluster: Cluster, rows: int, options: argparse.Name
     from solver.live.first_plan import plan_to_begin_with  # the solvers are for rank 0 alone
     from solver.programs.planner import solve
 
-    solution = solve(spec, cluster, rows, wire=options.wire)
+    solution = solve(spec, cluster, rows, wire=options.wire or Wire.FLOAT32)
     plan, spare = plan_to_begin_with(spec, cluster, solution.plan)
     return Choice(plan, cluster, True, replace(solution, plan=plan), spare)
 
@@ -144,11 +143,12 @@ def _going_on(spec: ModelSpec, cluster: Cluster, plan: Plan, options: argparse.N
 
 def _lasting(spec: ModelSpec, cluster: Cluster, rows: int, requests: int, options: argparse.Namespace) -> Choice:
     """Make a plan that stays, or several of which one will, once they have been tried."""
+    wire = options.wire or Wire.FLOAT32
     if options.system != DEFAULT:
-        return Choice(plan_that_fits(options.system, spec, cluster, rows, options.wire), cluster)
+        return Choice(plan_that_fits(options.system, spec, cluster, rows, wire), cluster)
     from solver.live.trials import Trials, plans_to_try  # the solvers are for rank 0 alone
 
-    plan, solution = solve_hepti(spec, cluster, rows, options.wire)
+    plan, solution = solve_hepti(spec, cluster, rows, wire)
     if not plan.in_one or options.replan != "off":
         return Choice(plan, cluster)
     plans = [plan]

@@ -25,7 +25,7 @@ from solver.model.named import named_model
 from solver.model.spec import DEFAULT_ROWS, ModelSpec, request_rows
 from solver.models import encoder_of
 from solver.network_cli import PRINTED, is_about_network, run_network
-from solver.plan.file import check_plan, read_plan
+from solver.plan.file import check_plan, read_plan, sent_as
 from solver.plan.plan import Plan, Wire
 from solver.plan.writing import plan_table, plan_to_json
 from solver.programs.candidates import kinds_to_try
@@ -94,7 +94,7 @@ def _parser() -> Parser:
     decoders = f"of a language model {', '.join(DECODER_SYSTEMS)}; {ALONE}DEVICE"
     parser.add_argument("--system", help=f"{SYSTEMS}; {networks}; {decoders} (default: {DEFAULT})")
     parser.add_argument(
-        "--wire", choices=[*map(str, Wire)], default=Wire.FLOAT32, help="numbers on the wire (default: %(default)s)"
+        "--wire", choices=[*map(str, Wire)], help=f"numbers on the wire (default: the plan's, or {Wire.FLOAT32})"
     )
     parser.add_argument(
         "--objective", choices=OBJECTIVES, default="latency", help="one request, or many (default: %(default)s)"
@@ -146,6 +146,8 @@ def _parser() -> Parser:
 
 
 def _run(options: argparse.Namespace) -> None:
+    if options.wire is None and not options.price:
+        options.wire = Wire.FLOAT32
     if is_about_decoder(options):
         run_decoder(options)
         return
@@ -179,6 +181,9 @@ def _check(options: argparse.Namespace) -> None:
         for name in ("system", "out", "plot", "map", "compare", "explain"):
             if getattr(options, name):
                 raise HeptiError(f"--{name} is for planning, --price is about a plan that is there: leave one out")
+        if options.objective != "latency":
+            given = f"--objective {options.objective}"
+            raise HeptiError(f"{given} is for planning, --price is about a plan that is there: leave one out")
     elif options.model is None:
         raise HeptiError("--model is missing: a weights file, or an architecture such as bert-large")
     if options.map:
@@ -287,6 +292,8 @@ def _price(options: argparse.Namespace, cluster: Cluster) -> None:
         raise HeptiError(
             f"{options.price} is for devices {', '.join(plan.devices)}, the cluster has {', '.join(cluster.names)}"
         )
+    plan = sent_as(plan, options.wire)
+    options.wire = plan.wire
     check_plan(options.price, plan, spec, len(cluster.names))
     rows = request_rows(spec, options.rows or plan.rows or None)
     plan = replace(plan, rows=rows, cluster_fingerprint=cluster.fingerprint)

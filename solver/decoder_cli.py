@@ -17,9 +17,9 @@ from solver.model.decoder import Decoder
 from solver.model.named_decoders import NAMED_DECODERS, named_decoder
 from solver.models import decoder_of, kind_of
 from solver.network_cli import PRINTED
-from solver.plan.decoder_plan import WIRES, DecoderPlan
-from solver.plan.file import check_plan, planned_model, read_any_plan, read_plan
-from solver.plan.plan import Wire
+from solver.plan.decoder_plan import DecoderPlan
+from solver.plan.file import check_plan, planned_model, read_any_plan, read_plan, sent_as
+from solver.plan.plan import WIRES, Wire
 from solver.plan.writing import plan_table, plan_to_json
 from solver.schedule.decoders.asked import PROMPT, TOKENS, TokenRequest, token_request
 from solver.show.decoder_facts import (
@@ -110,7 +110,7 @@ def _check(options: argparse.Namespace) -> None:
             raise HeptiError(f"--{name.replace('_', '-')} is about {about}: for a language model leave it out")
     if options.objective != "latency":
         raise HeptiError(f"--objective {options.objective} is for encoders, a language model is planned for one answer")
-    if options.wire not in WIRES:
+    if options.wire not in (None, *WIRES):
         raise HeptiError(f"--wire {options.wire} is for an encoder's stages, a language model sends {', '.join(WIRES)}")
     if options.map not in (None, PRINTED):
         raise HeptiError(f"--map prints who has what of a language model: leave {options.map} out")
@@ -192,6 +192,8 @@ def _price(options: argparse.Namespace, cluster: Cluster) -> None:
         raise HeptiError(
             f"{options.price} is for devices {', '.join(plan.devices)}, the cluster has {', '.join(cluster.names)}"
         )
+    plan = sent_as(plan, options.wire)
+    options.wire = plan.wire
     check_plan(options.price, plan, model, len(cluster.names))
     room = plan.context - 1
     prompt = min(PROMPT, room) if options.prompt is None else options.prompt

@@ -15,8 +15,8 @@ from solver.cluster.cluster import Cluster
 from solver.cluster.named import asked_cluster
 from solver.model.convnet import ConvNet
 from solver.models import kind_of, known_networks, network_of
-from solver.plan.file import check_plan, planned_model, read_any_plan, read_plan
-from solver.plan.plan import Wire
+from solver.plan.file import check_plan, planned_model, read_any_plan, read_plan, sent_as
+from solver.plan.plan import WIRES, Wire
 from solver.plan.segments import THROUGHPUT, SegmentPlan
 from solver.plan.writing import plan_to_json
 from solver.show.network_facts import (
@@ -48,7 +48,6 @@ from solver.systems.convnets.coedge import plan_coedge
 from solver.systems.convnets.hepti_throughput import solve_replicas
 
 PRINTED = Path("-")  # the file of --map where none is named
-WIRES = (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8)
 # Options that are about transformers, with what they are about.
 REFUSED = {
     "rows": "the length of a text",
@@ -117,7 +116,7 @@ def _check(options: argparse.Namespace) -> None:
             raise HeptiError("--deadline-ms is for least energy by --system coedge: add that, or leave it out")
         if not options.deadline_ms > 0:
             raise HeptiError(f"--deadline-ms is {options.deadline_ms:g}, must be above 0")
-    if options.wire not in WIRES:
+    if options.wire not in (None, *WIRES):
         raise HeptiError(f"--wire {options.wire} is for a transformer's stages, a network sends {', '.join(WIRES)}")
     if options.map not in (None, PRINTED):
         raise HeptiError(f"--map prints who has which rows of a network: leave {options.map} out, or draw by --plot")
@@ -196,6 +195,8 @@ def _priced(options: argparse.Namespace, cluster: Cluster) -> PricedNetwork:
         raise HeptiError(
             f"{options.price} is for devices {', '.join(plan.devices)}, the cluster has {', '.join(cluster.names)}"
         )
+    plan = sent_as(plan, options.wire)
+    options.wire = plan.wire
     check_plan(options.price, plan, net, len(cluster.names))
     for text in plan.unheeded(net):
         print(f"note: {options.price}: {text}", file=sys.stderr)

@@ -12,8 +12,7 @@ from solver.base.command import Parser, check_measured, check_one_planner, check
 from solver.base.errors import HeptiError
 from solver.base.front import program
 from solver.model.kinds.attention import CACHES
-from solver.plan.decoder_plan import WIRES
-from solver.plan.plan import Wire
+from solver.plan.plan import WIRES, Wire
 from solver.schedule.decoders.asked import CONTEXT, TOKENS
 
 SYSTEM = "hepti"
@@ -143,7 +142,7 @@ def parser() -> Parser:
         help="change the shares when devices change, dry-run: only say so (default: %(default)s)",
     )  # fmt: skip
     split.add_argument(
-        "--wire", choices=[*map(str, WIRES)], help=f"how summands travel (default: the plan's, or {Wire.FLOAT32})"
+        "--wire", choices=[*map(str, WIRES)], help=f"how numbers travel (default: the plan's, or {Wire.FLOAT32})"
     )
     measure = parser.add_argument_group("measuring")
     measure.add_argument("--report", type=Path, metavar="FILE.json", help="write plan, times and bytes of every rank")

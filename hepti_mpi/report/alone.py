@@ -76,11 +76,14 @@ def predicted_for(measured: str, cluster: str, option: str) -> str:
     return f"what is predicted is for {measured}, by {cluster}: hepti profile {option} measures these boards"
 
 
-def encoder_alone(spec: ModelSpec, cluster: Cluster, rows: int) -> BoardAlone | None:
+def encoder_alone(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire) -> BoardAlone | None:
     """Return the best board for a batch of so many rows; None where no board holds the model."""
     from solver.systems import plan_that_fits  # the planners are for rank 0 alone
 
-    return _best(cluster.names, lambda name: plan_that_fits(f"single:{name}", spec, cluster, rows).predicted_s)
+    def seconds(name: str) -> float:
+        return plan_that_fits(f"single:{name}", spec, cluster, rows, wire.within).predicted_s
+
+    return _best(cluster.names, seconds)
 
 
 def network_alone(net: ConvNet, cluster: Cluster, wire: Wire) -> BoardAlone | None:

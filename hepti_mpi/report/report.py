@@ -89,14 +89,14 @@ def prediction(
     Parameters
     ----------
     cluster
-        None: nothing is known but what the plan says of the rows that it was made for; as where a person wrote it.
+        None: nothing is known but what the plan says of the rows that it was made for.
     rows
         Of the batch of every request that counts. More rows take longer, so that the median of their seconds is that of
         the median rows; of an even number, the mean of the two in the middle, here as there.
     plan_of
         The plan under which batches of so many rows run.
     """
-    if cluster is None or not plan.rows:
+    if cluster is None:
         return {"predicted_rows": plan.rows, "predicted_seconds": plan.predicted.seconds if plan.predicted else None}
     middle = [statistics.median_low(rows), statistics.median_high(rows)] if rows else [plan.rows] * 2
     seconds = [predict_plan(spec, cluster, plan_of(number), number).seconds for number in middle]
@@ -122,7 +122,7 @@ def predicted_rate(
     batches
         The rows of every request, batch by batch; none where nobody knows beforehand what is asked.
     """
-    if cluster is None or not plan.rows or not batches:
+    if cluster is None or not batches:
         return None
     rows = round(sum(map(sum, batches)) / len(batches))
     priced = price_plan(spec, cluster, plan_of(rows), rows)

@@ -27,7 +27,7 @@ from solver.base.phrases import counted, did_you_mean, mbps
 from solver.model.decoder import blocks_of
 from solver.model.kinds.attention import CACHES, Attention
 from solver.model.kinds.weight import PRECISIONS
-from solver.plan.decoder_plan import WIRES
+from solver.plan.plan import WIRES
 from solver.systems.decoders import SYSTEMS
 
 DLLAMA, LLAMACPP = "dllama", "llamacpp"

@@ -27,7 +27,6 @@ from solver.plan.plan import Wire, check_ranks, layers_in_words
 
 # Passes of so many rows have summands that sockets may not hold: they go by MPI, and always in two steps.
 ROWS_BY_MPI = 8
-WIRES = (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ Runs of nodes are a network's; a head, or what else only language models have, m
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,11 +29,12 @@ from solver.model.kinds.every import KINDS
 from solver.model.kinds.part import HIDDEN, KEY, WORD
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan import old_files
-from solver.plan.decoder_plan import ROWS_BY_MPI, WIRES, DecoderPlan, DecoderPrediction, DecoderStage, kind_names
+from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage, kind_names
 from solver.plan.fields import Amounts, PlanFields, parsed, read_with
 from solver.plan.plan import (
     NOTHING,
     ROUNDING,
+    WIRES,
     BlockPlan,
     Keys,
     LayerPlan,
@@ -93,19 +95,25 @@ def check_plan(path: Path, plan: Plan | SegmentPlan | DecoderPlan, model: Any, r
         raise type(error)(f"{path}: {error}") from error
 
 
+def sent_as(plan: P, wire: str | None) -> P:
+    """Return a plan whose numbers travel as a command line says, which goes before a file; None: as the plan says."""
+    return plan if wire in (None, plan.wire) else replace(plan, wire=Wire(wire), predicted=None)
+
+
 def plan_from_json(text: str, kind: type[P], model: ConvNet | Decoder | None = None) -> P:
     """Read the plan of one kind of model from JSON; errors as `read_plan`."""
     table = _table(text)
-    if (found := _kind(table)) is not kind:
+    if (found := _kind(table, kind)) is not kind:
         raise HeptiError(f"this is the plan of {_OF[found]}, {_name(table)}: here {_OF[kind]}'s is needed")
-    plan = _read(table, model)
+    plan = _read(table, kind, model)
     assert isinstance(plan, kind)
     return plan
 
 
 def any_plan_from_json(text: str) -> AnyPlan:
     """Read the plan of any kind of model from JSON; errors as `read_plan`."""
-    return _read(_table(text), None)
+    table = _table(text)
+    return _read(table, _kind(table), None)
 
 
 def parts_of_one(numbers: Amounts) -> Amounts:
@@ -130,18 +138,21 @@ def _name(table: Mapping[str, Any]) -> str:
     return str(PlanFields(table).sub("model", {}).get("name", str, "of no name"))
 
 
-def _kind(table: Mapping[str, Any]) -> type[Plan] | type[SegmentPlan] | type[DecoderPlan]:
-    """Return which kind of plan a table is, by what only this kind has."""
+def _kind(
+    table: Mapping[str, Any], asked: type[AnyPlan] | None = None
+) -> type[Plan] | type[SegmentPlan] | type[DecoderPlan]:
+    """Return which kind of plan a table is, by what only this kind has; a key more makes no other kind of it."""
     stages = PlanFields(table).subs("stages", "stage")
     if any("nodes" in run for stage in stages for run in stage.subs("runs", "run")):
         return SegmentPlan
-    return DecoderPlan if any(key in table for key in OF_LANGUAGE_MODELS) else Plan
+    others = () if asked is Plan else OF_LANGUAGE_MODELS
+    return DecoderPlan if any(key in table for key in ("head", *others)) else Plan
 
 
-def _read(table: Mapping[str, Any], model: ConvNet | Decoder | None) -> AnyPlan:
+def _read(table: Mapping[str, Any], kind: type[AnyPlan], model: ConvNet | Decoder | None) -> AnyPlan:
     readers: dict[type, Callable[[PlanFields, Any], AnyPlan]]
     readers = {Plan: _encoder, SegmentPlan: _network, DecoderPlan: _language_model}
-    return readers[_kind(table)](PlanFields(table), model)
+    return readers[kind](PlanFields(table), model)
 
 
 # What all kinds of models have.
@@ -249,7 +260,7 @@ def _block(name: str, entry: PlanFields, devices: int) -> BlockPlan:
 def _network(plan: PlanFields, net: ConvNet | None) -> SegmentPlan:
     plan.only(*_OF_ALL, "cluster")
     devices, staged = _stages(plan)
-    facts = _made_for(plan) | _facts(plan, Prediction, tuple(Wire))
+    facts = _made_for(plan) | _facts(plan, Prediction, WIRES)
     if net is not None and facts["model_fingerprint"] not in ("", net.fingerprint):
         net = None  # whose nodes are others: `SegmentPlan.check` refuses it
     segments = (_segment(run, crew, devices, net) for _, crew, runs in staged for run in runs)

@@ -54,7 +54,7 @@ class Wire(StrEnum):
     @property
     def within(self) -> Wire:
         """What the ranks of one stage send each other where this is between stages."""
-        return self if self in (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8) else Wire.FLOAT32
+        return self if self in WIRES else Wire.FLOAT32
 
     def check_one_stage(self) -> None:
         """Refuse a format that only goes from stage to stage, where one stage has all layers and devices.
@@ -71,6 +71,7 @@ class Wire(StrEnum):
             )
 
 
+WIRES = (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8)  # of all families, and within a stage
 # What `adaptive` chooses from.
 STAGE_WIRES = (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8, Wire.INT6, Wire.INT4, Wire.INT2)
 
@@ -466,6 +467,8 @@ class Plan:
         self._check_devices()
         for replica in self.replicas or ((),):
             _check_replica(replica, spec)
+        if self.in_one:
+            self.wire.check_one_stage()
         if spec.groups and not self.in_one:
             raise HeptiError(
                 f"the plan has {len(self.stages)} stages, or not all devices in one: model {spec.name} has decoupled "

@@ -135,25 +135,32 @@ class SegmentPlan:
                 )
             if segment.cut is SegmentCut.SUMS and not adds_up(first := net.nodes[segment.nodes.start]):
                 op = first.op + " in groups" * (first.op in SUMS)
-                raise HeptiError(f"{where} is cut by sums, {op} adds up nothing: cut it by rows or channels")
+                raise HeptiError(f"{where} is cut by input channels, {op} adds up nothing: cut it by rows or channels")
             if segment.cut is SegmentCut.SUMS and segment.nodes.size > 1:
-                raise HeptiError(f"{where} is cut by sums and has {segment.nodes.size} nodes: it must have one")
+                count = counted(segment.nodes.size, "node")
+                raise HeptiError(f"{where} is cut by input channels and has {count}: it must have one")
         if at != len(net.nodes):
             raise HeptiError(
                 f"the runs end at node {at}, {net.name} has {len(net.nodes)}: write the last as […, {len(net.nodes)}]"
             )
 
     def unheeded(self, net: ConvNet) -> list[str]:
-        """Return what it says that comes to less, in words: shares of fewer rows or channels than devices have some."""
+        """Return what it says that comes to less, in words: shares of fewer rows or channels than devices have some.
+
+        And edges first of what has no edges.
+        """
         found = []
         for segment in self.segments:
             parts = whole_parts(net, segment)
             if none := [self.devices[rank] for rank in segment.active if not parts[rank]]:
                 unit = "input channel" if segment.cut is SegmentCut.SUMS else str(segment.cut)[:-1]
+                get = "get" if len(none) > 1 else "gets"
                 found.append(
                     f"{_where(segment)}, cut {segment.cut}: {counted(sum(parts), unit)} for {len(segment.active)} "
-                    f"devices: {', '.join(none)} gets none"
+                    f"devices: {' and '.join(none)} {get} none"
                 )
+            if segment.edges_first and segment.cut is not SegmentCut.ROWS:
+                found.append(f"{_where(segment)}: edges_first is of rows, of {segment.cut} it changes nothing")
         return found
 
 

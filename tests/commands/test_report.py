@@ -5,6 +5,7 @@ import statistics
 
 import pytest
 
+from solver.cluster.cluster import Cluster, Device, Link, write_cluster
 from solver.plan.file import plan_from_json
 from solver.plan.plan import Plan
 from tests.kit.asked import to_lines
@@ -192,6 +193,35 @@ def test_replicas_answer_every_request_in_order_and_say_how_many_a_second(conver
     assert "requests a second" in done.stdout
     assert f"1-{layers - 1}" in done.stdout
     assert all(entry["sent_bytes"] > 0 for entry in report["per_rank"][1:])
+
+
+def test_numbers_travel_as_the_plan_file_says_or_as_is_asked(converted, tmp_path):
+    """And so much is predicted: the file is made by hand, for no length."""
+    checkpoint, reports = converted("bert"), []
+    share = {"cut": "rows", "rows": [1, 1]}
+    runs = [{"layers": [0, checkpoint.model.config.num_hidden_layers], "attention": share, "mlp": share}]
+    plan = {"format": "hepti-plan/2", "model": {"name": "bert"}, "devices": ["a", "b"], "stages": [{"runs": runs}]}
+    cluster = tmp_path / "boards.toml"
+    write_cluster(Cluster(tuple(Device(name, 1e10, 1 << 32) for name in "ab"), Link(1e5, 1e-4)), cluster)
+
+    for wire, words in ((None, ()), ("int8", ()), (None, ("--wire", "int8")), ("int8", ("--wire", "float32"))):
+        (tmp_path / "plan.json").write_text(json.dumps(plan | ({"wire": wire} if wire else {})))
+        succeeded(
+            jobs(
+                2, "--model", checkpoint.path, "--plan", tmp_path / "plan.json", "--cluster", cluster, "--random", 9,
+                "--report", tmp_path / "report.json", *words,
+            )
+        )  # fmt: skip
+        report = json.loads((tmp_path / "report.json").read_text())
+        sent = [entry["sent_bytes"] for entry in report["per_rank"]]
+        reports.append((report["wire"], report["predicted_seconds"], report["predicted_rows"], sent))
+
+    exact, coded, *asked = reports
+    assert (exact[0], coded[0]) == ("float32", "int8")
+    assert exact[2] == coded[2] == 9
+    assert coded[1] < exact[1]
+    assert max(coded[3]) < min(exact[3])
+    assert asked == [coded, exact]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """What the report says was predicted is for the requests that ran."""
 
-from dataclasses import replace
-
 import pytest
 
 from hepti_mpi.report.report import predicted_rate, prediction
@@ -34,10 +32,8 @@ def test_the_median_request_is_predicted_under_its_own_plan(rows, middle, plan):
 
 def test_without_a_cluster_the_plan_says_what_was_predicted_for_its_own_rows(plan):
     found = prediction(SPEC, None, plan, [20], lambda rows: plan)
-    by_hand = prediction(SPEC, CLUSTER, replace(plan, rows=0, predicted=None), [20], lambda rows: plan)
 
     assert found == {"predicted_rows": 250, "predicted_seconds": plan.predicted_s}
-    assert by_hand["predicted_seconds"] is None
 
 
 def test_batches_come_as_fast_as_the_plan_lets_them_behind_the_first():
@@ -64,9 +60,6 @@ def test_in_one_stage_batches_run_one_after_the_other_under_their_own_plan(plan)
 
 
 def test_no_rate_is_predicted_where_nothing_is_known(plan):
-    """No cluster, a plan that a person wrote, and standard input, of which nobody knows beforehand what it asks."""
-    by_hand = replace(plan, rows=0, predicted=None)
-
+    """No cluster, and standard input, of which nobody knows beforehand what it asks."""
     assert predicted_rate(SPEC, None, plan, [[20]], lambda rows: plan) is None
-    assert predicted_rate(SPEC, CLUSTER, by_hand, [[20]], lambda rows: plan) is None
     assert predicted_rate(SPEC, CLUSTER, plan, [], lambda rows: plan) is None

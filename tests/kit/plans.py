@@ -13,9 +13,9 @@ from solver.model.kinds.part import FFN, HEAD
 from solver.model.kinds.weight import BLOCK
 from solver.model.spec import TextInput, encoder, encoder_widths
 from solver.plan.changes import everything
-from solver.plan.decoder_plan import ROWS_BY_MPI, WIRES, DecoderPlan, DecoderPrediction, DecoderStage, totals_of
+from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage, totals_of
 from solver.plan.holdings import end_slices
-from solver.plan.plan import BlockPlan, Keys, Plan, Prediction, Stage, StreamLayout, Wire
+from solver.plan.plan import WIRES, BlockPlan, Keys, Plan, Prediction, Stage, StreamLayout, Wire
 from solver.plan.routes import Route
 
 SPEC = encoder("tiny", hidden=20, ffn=37, heads=5, layers=4, input=TextInput(50, 32, 32))
@@ -103,7 +103,7 @@ def plans(draw, spec=SPEC, max_ranks=4, max_replicas=1):
         weights_bytes=st.tuples(*[numbers] * ranks),
         bytes_on_wire=numbers,
     )
-    return Plan(
+    found = Plan(
         draw(stages(spec, names, max_replicas)),
         model_name=spec.name,
         model_fingerprint=draw(st.sampled_from(["", spec.fingerprint])),
@@ -111,10 +111,10 @@ def plans(draw, spec=SPEC, max_ranks=4, max_replicas=1):
         system=draw(st.sampled_from(["", "hepti"])),
         rows=draw(st.integers(0, 512)),
         tile_rows=draw(st.integers(0, 512)),
-        wire=draw(st.sampled_from(Wire)),
         predicted=draw(st.none() | prediction),
         devices=names,
     )
+    return dataclasses.replace(found, wire=draw(st.sampled_from(WIRES if found.in_one else Wire)))
 
 
 @st.composite

@@ -103,6 +103,25 @@ def test_a_plan_file_costs_what_its_planner_said_and_more_on_slower_links(kind, 
     assert slow["predicted"]["exchange_s"] >= 10 * said["predicted"]["exchange_s"]
 
 
+def test_a_wire_that_is_asked_for_goes_before_a_plan_file_s(kind, path, tmp_path):
+    def priced(file, *words):
+        slow = ("--cluster", "mixed4", "--set", "network.bandwidth_mbps=10")
+        table = json.loads(inside.run(main, "--price", file, *slow, "--json", *words).stdout)
+        return table["wire"], table["predicted"]
+
+    said = json.loads(path.read_text())
+    thin = tmp_path / "thin.json"
+    thin.write_text(json.dumps({**said, "wire": "int8"}))
+
+    exact, coded = priced(path), priced(thin)
+    assert (exact[0], coded[0]) == ("float32", "int8")
+    assert coded[1]["exchange_s"] < exact[1]["exchange_s"]
+    assert priced(path, "--wire", "int8") == coded
+    assert priced(thin, "--wire", "float32") == exact
+    title = inside.run(main, "--price", thin, "--cluster", "mixed4").stdout
+    assert "int8 on the wire" in " ".join(title.split())
+
+
 def test_a_plan_file_that_lacks_memory_is_priced_with_a_note(kind, path):
     done = inside.run(main, "--price", path, "--cluster", "mixed4", "--set", kind.scarce)
 

@@ -37,6 +37,9 @@ def folder(tmp_path_factory):
     for name, other, model in by_hand:
         table = json.loads((folder / f"{name}.json").read_text())
         (folder / f"{other}.json").write_text(json.dumps({**table, "model": {"name": model}}))
+    for name, other, key, value in (("encoder", "longer", "context", 100), ("network", "thin", "wire", "int4")):
+        table = json.loads((folder / f"{name}.json").read_text())
+        (folder / f"{other}.json").write_text(json.dumps({**table, key: value}))
     return folder
 
 

@@ -104,7 +104,7 @@ def test_the_best_board_is_the_fastest_that_holds_the_model():
     spec = named_model("bert-base")
     cluster = pis(10, 40, 20)
 
-    found = encoder_alone(spec, cluster, 50)
+    found = encoder_alone(spec, cluster, 50, Wire.FLOAT32)
 
     plan = make_plan("single:pi-1", spec, cluster, 50)
     assert found == BoardAlone("pi-1", predict_plan(spec, cluster, plan, 50).seconds)

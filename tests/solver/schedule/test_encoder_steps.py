@@ -10,7 +10,7 @@ import pytest
 from solver.base.spans import Span
 from solver.model.blocks import Cut
 from solver.model.sublayers import HALVES
-from solver.plan.plan import Keys, Stage, StreamLayout, Wire, layer_by_rows
+from solver.plan.plan import WIRES, Keys, Stage, StreamLayout, layer_by_rows
 from solver.plan.routes import Route
 from solver.schedule.encoders.cost import price, setting
 from solver.schedule.encoders.placing import batch_rows, request_schedule, stage_parts
@@ -24,7 +24,6 @@ from tests.kit.plans import like
 
 RELATIVE = like(POST, name="relative", buckets=32)
 BATCH = [3, 1, 17, 2, 30]
-WIRES = (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8)
 
 
 def changed(plan, change, **facts):
