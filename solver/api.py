@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
-from typing import Literal
+from typing import Literal, SupportsIndex
 
 from rich.console import Console
 
@@ -146,6 +147,8 @@ def make_plan(
         raise HeptiError(f"wire is {wire!r}, must be one of {', '.join(Wire)}")
     if objective not in ("latency", "throughput"):
         raise HeptiError(f"objective is {objective!r}, must be latency or throughput")
+    counts = {"layers": layers, "rows": rows, "prompt": prompt, "tokens": tokens, "context": context}
+    _check_whole({**counts, "sequences": sequences})
     kind = _kind(model)
     about_tokens = {
         "prompt": prompt, "tokens": tokens, "context": context, "sequences": sequences, "cache": cache,
@@ -233,7 +236,16 @@ def _kind(model: str | Path | ModelSpec | ConvNet | Decoder) -> NamedKind:
         return kind_of(str(model))
     if isinstance(model, ModelSpec):
         return "encoder"
+    if not isinstance(model, ConvNet | Decoder):
+        raise HeptiError(f"model is {model!r}, must be a name, a path or a description")
     return "network" if isinstance(model, ConvNet) else "decoder"
+
+
+def _check_whole(numbers: Mapping[str, int | None]) -> None:
+    """Refuse numbers that are not whole or below 1."""
+    for name, value in numbers.items():
+        if value is not None and (not isinstance(value, SupportsIndex) or operator.index(value) < 1):
+            raise HeptiError(f"{name} is {value!r}, must be a whole number of at least 1")
 
 
 def _refuse(arguments: Mapping[str, object], about: str) -> None:

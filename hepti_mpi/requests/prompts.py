@@ -27,6 +27,7 @@ from weights.inputs.json_grammar import JsonGrammar, JsonGrammars, check_model
 from weights.inputs.templates import ChatTemplate, Turn
 from weights.inputs.tokenize import PromptTokenizer
 
+ROLES = ("system", "user", "assistant")  # that chat templates know
 EXAMPLE = '{"id": 1, "prompt": "…"}'
 
 
@@ -248,6 +249,9 @@ class PromptReader:
         for number, message in enumerate(messages, start=1):
             if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
                 raise HeptiError(f'message {number} is not like {{"role": "user", "content": "…"}}')
+            if message["role"] not in ROLES:
+                found = f"the role of message {number} is {message['role']!r}"
+                raise HeptiError(f"{found}, must be one of {', '.join(ROLES)}")
         return self.conversation(messages, name)
 
     def _tokens(self, name: str | int, ids: Any) -> Prompt:

@@ -38,6 +38,7 @@ def explained(problem: str, errors: type[Exception] | tuple[type[Exception], ...
         # Python puts a number before the system's words and the file behind, and quotes around those of a KeyError.
         reason = getattr(error, "strerror", None) or (error.args[0] if isinstance(error, KeyError) else error)
         reason = no_text(error) if isinstance(error, UnicodeDecodeError) else reason
+        reason = "it has half of a surrogate pair" if isinstance(error, UnicodeEncodeError) else reason
         reason = no_json(error) if isinstance(error, JSONDecodeError) else reason
         raise HeptiError(f"{problem}: {' '.join(str(reason).split())}") from error
 

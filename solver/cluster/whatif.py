@@ -72,7 +72,8 @@ def _set(cluster: Cluster, setting: str) -> Cluster:
     name, _, key = where.rpartition(".")
     keys = NETWORK_KEYS if name == "network" else DEVICE_KEYS
     if not value or not name:
-        raise HeptiError(f"--set {setting}: write DEVICE.KEY=VALUE, such as pi-2.gflops=70")
+        examples = "such as pi-2.gflops=70 or network.bandwidth_mbps=240"
+        raise HeptiError(f"--set {setting}: write DEVICE.KEY=VALUE, {examples}")
     rank = None if name == "network" else _rank(cluster, name, f"--set {setting}")
     if key not in keys:
         raise HeptiError(f"--set {setting}: there is no key {key!r}{did_you_mean(key, keys)}")

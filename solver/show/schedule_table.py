@@ -64,7 +64,7 @@ def print_schedule(console: Console, found: list[Row], device: str, parts: str =
         return
     table = new_table(
         f"step by step on {device}" if device else "step by step: the slowest device's times, all bytes",
-        *(parts, "step", "compute\nms", "wire\nms", "ms", "MiB\nsent", "times"),
+        *(parts, "step", "compute\nms", "wire\nms", "all\nms", "MiB\nsent", "times"),
         words=2,
     )
     for row in found:
@@ -75,6 +75,8 @@ def print_schedule(console: Console, found: list[Row], device: str, parts: str =
         table.add_row(layers, ", ".join(step), *ms, f"{row.sent_bytes / MIB:.2f}", str(row.repeats))
     console.print(table)
     console.print(f"{1e3 * sum(row.repeats * row.seconds for row in found):.1f} ms in all.")
+    if any(row.seconds < row.compute_s for row in found):
+        console.print("Devices do not wait for all others: a step may add less than one of them computes.")
 
 
 def schedule_to_json(found: list[Row]) -> str:

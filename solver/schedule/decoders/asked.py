@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from solver.base.errors import HeptiError
+from solver.base.phrases import counted
 from solver.model.blocks import one_of
 from solver.model.decoder import Decoder
 from solver.model.kinds.attention import CACHES
 from solver.model.kinds.weight import PRECISIONS
-from solver.plan.decoder_plan import WIRES
-from solver.plan.plan import Wire
+from solver.plan.plan import WIRES, Wire
 
 CHUNK_ROWS = 256  # of a prompt go through the layers together
 PROMPT, TOKENS, CONTEXT = 64, 128, 4096  # where nothing else is asked for
@@ -66,8 +66,9 @@ class TokenRequest:
             raise HeptiError(f"a context of {self.context} tokens, {model.name} has {model.positions}")
         if self.prompt + self.tokens > self.context:
             raise HeptiError(
-                f"a prompt of {self.prompt} tokens and an answer of {self.tokens} are {self.prompt + self.tokens}, "
-                f"the context has room for {self.context}: ask for fewer, or for a longer context"
+                f"a prompt of {counted(self.prompt, 'token')} and an answer of {self.tokens} are "
+                f"{self.prompt + self.tokens}, the context has room for {self.context}: ask for fewer, or for a longer "
+                f"context"
             )
 
 

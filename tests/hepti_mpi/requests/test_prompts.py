@@ -85,6 +85,7 @@ BAD_LINES = [
     {"prompt": 3}, '{"prompt": "\\ud800"}', {"tokens": []}, {"tokens": 3}, {"tokens": [1, "2"]},
     {"tokens": [1, ["x" * 9000]]}, {"tokens": [2, -1]}, {"tokens": [1, 100_000]}, {"tokens": [5] * 51},
     {"prompt": "q" * 80}, {"messages": []}, {"messages": [{"role": "user"}]},
+    {"messages": [{"role": "wizard", "content": "x"}]},
     {"messages": [{"role": "user", "content": "x"}, 3]}, {"id": "first", "prompt": "x"},
 ]  # fmt: skip
 
