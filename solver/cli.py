@@ -25,7 +25,7 @@ from solver.model.named import named_model
 from solver.model.spec import DEFAULT_ROWS, ModelSpec, request_rows
 from solver.models import encoder_of
 from solver.network_cli import PRINTED, is_about_network, run_network
-from solver.plan.file import check_plan, read_plan, sent_as
+from solver.plan.file import plan_to_price, read_plan
 from solver.plan.plan import Plan, Wire
 from solver.plan.writing import plan_table, plan_to_json
 from solver.programs.candidates import kinds_to_try
@@ -288,13 +288,8 @@ def _price(options: argparse.Namespace, cluster: Cluster) -> None:
             raise HeptiError(f"{options.price}: {error}; or say --model MODEL.h5") from error
     else:
         spec = encoder_of(options.model, options.layers)
-    if plan.devices != cluster.names:
-        raise HeptiError(
-            f"{options.price} is for devices {', '.join(plan.devices)}, the cluster has {', '.join(cluster.names)}"
-        )
-    plan = sent_as(plan, options.wire)
+    plan = plan_to_price(options.price, plan, spec, cluster.names, options.wire)
     options.wire = plan.wire
-    check_plan(options.price, plan, spec, len(cluster.names))
     rows = request_rows(spec, options.rows or plan.rows or None)
     plan = replace(plan, rows=rows, cluster_fingerprint=cluster.fingerprint)
     found = price_plan(spec, cluster, plan, rows)

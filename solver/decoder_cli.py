@@ -18,7 +18,7 @@ from solver.model.named_decoders import NAMED_DECODERS, named_decoder
 from solver.models import decoder_of, kind_of
 from solver.network_cli import PRINTED
 from solver.plan.decoder_plan import DecoderPlan
-from solver.plan.file import check_plan, planned_model, read_any_plan, read_plan, sent_as
+from solver.plan.file import plan_to_price, planned_model, read_any_plan, read_plan
 from solver.plan.plan import WIRES, Wire
 from solver.plan.writing import plan_table, plan_to_json
 from solver.schedule.decoders.asked import PROMPT, TOKENS, TokenRequest, token_request
@@ -188,13 +188,8 @@ def _price(options: argparse.Namespace, cluster: Cluster) -> None:
     else:
         model, _ = decoder_of(options.model, options.layers)
     plan = read_plan(options.price, DecoderPlan, model)
-    if plan.devices != cluster.names:
-        raise HeptiError(
-            f"{options.price} is for devices {', '.join(plan.devices)}, the cluster has {', '.join(cluster.names)}"
-        )
-    plan = sent_as(plan, options.wire)
+    plan = plan_to_price(options.price, plan, model, cluster.names, options.wire)
     options.wire = plan.wire
-    check_plan(options.price, plan, model, len(cluster.names))
     room = plan.context - 1
     prompt = min(PROMPT, room) if options.prompt is None else options.prompt
     asked = TokenRequest(

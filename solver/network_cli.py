@@ -15,7 +15,7 @@ from solver.cluster.cluster import Cluster
 from solver.cluster.named import asked_cluster
 from solver.model.convnet import ConvNet
 from solver.models import kind_of, known_networks, network_of
-from solver.plan.file import check_plan, planned_model, read_any_plan, read_plan, sent_as
+from solver.plan.file import plan_to_price, planned_model, read_any_plan, read_plan
 from solver.plan.plan import WIRES, Wire
 from solver.plan.segments import THROUGHPUT, SegmentPlan
 from solver.plan.writing import plan_to_json
@@ -191,13 +191,8 @@ def _priced(options: argparse.Namespace, cluster: Cluster) -> PricedNetwork:
     else:
         net = network_of(options.model)
     plan = read_plan(options.price, SegmentPlan, net)
-    if plan.devices != cluster.names:
-        raise HeptiError(
-            f"{options.price} is for devices {', '.join(plan.devices)}, the cluster has {', '.join(cluster.names)}"
-        )
-    plan = sent_as(plan, options.wire)
+    plan = plan_to_price(options.price, plan, net, cluster.names, options.wire)
     options.wire = plan.wire
-    check_plan(options.price, plan, net, len(cluster.names))
     for text in plan.unheeded(net):
         print(f"note: {options.price}: {text}", file=sys.stderr)
     found = priced_network(net, cluster, plan)

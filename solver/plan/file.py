@@ -100,6 +100,21 @@ def sent_as(plan: P, wire: str | None) -> P:
     return plan if wire in (None, plan.wire) else replace(plan, wire=Wire(wire), predicted=None)
 
 
+def plan_to_price(path: Path, plan: P, model: Any, devices: Sequence[str], wire: str | None) -> P:
+    """Return the plan of a file as it is to be priced, on the wire that is asked for, if any.
+
+    Raises
+    ------
+    HeptiError
+        As `check_plan`, or if the cluster has other devices.
+    """
+    if plan.devices != devices:
+        raise HeptiError(f"{path} is for devices {', '.join(plan.devices)}, the cluster has {', '.join(devices)}")
+    plan = sent_as(plan, wire)
+    check_plan(path, plan, model, len(devices))
+    return plan
+
+
 def plan_from_json(text: str, kind: type[P], model: ConvNet | Decoder | None = None) -> P:
     """Read the plan of one kind of model from JSON; errors as `read_plan`."""
     table = _table(text)
