@@ -56,8 +56,6 @@ Staged = tuple[PlanFields, tuple[str, ...], list[PlanFields]]  # a stage, its de
 _OF: dict[type, str] = {Plan: "an encoder", SegmentPlan: "a convolutional network", DecoderPlan: "a language model"}
 _OF_ALL = ("format", "system", "model", "devices", "wire", "stages", "predicted")
 OF_LANGUAGE_MODELS = ("precision", "cache", "context", "sequences", "two_steps_from", "rows_from", "embedding", "head")
-# What a network shares out, in the words of the file.
-SEGMENT_CUTS = {cut: "input_channels" if cut is SegmentCut.SUMS else str(cut) for cut in SegmentCut}
 
 
 def read_plan(path: Path, kind: type[P], model: ConvNet | Decoder | None = None) -> P:
@@ -283,7 +281,7 @@ def _network(plan: PlanFields, net: ConvNet | None) -> SegmentPlan:
 
 
 def _segment(run: PlanFields, crew: Sequence[str], devices: Sequence[str], net: ConvNet | None) -> Segment:
-    cuts = {word: cut for cut, word in SEGMENT_CUTS.items()}
+    cuts = {str(cut): cut for cut in SegmentCut}
     word, entry = run.cut(tuple(cuts))
     own = ("grid", "stealing", "reuse") if cuts[word] is SegmentCut.TILES else ("edges_first",)
     entry.only("nodes", "first", "cut", word, *own)

@@ -39,7 +39,7 @@ class SegmentCut(StrEnum):
 
     ROWS = "rows"
     CHANNELS = "channels"
-    SUMS = "sums"
+    INPUT_CHANNELS = "input_channels"
     TILES = "tiles"
 
 
@@ -133,10 +133,10 @@ class SegmentPlan:
                     f"{where} is cut by {segment.cut}, its grid is {list(segment.grid)}: a grid is of cut tiles, of at "
                     f"least 1 by 1"
                 )
-            if segment.cut is SegmentCut.SUMS and not adds_up(first := net.nodes[segment.nodes.start]):
+            if segment.cut is SegmentCut.INPUT_CHANNELS and not adds_up(first := net.nodes[segment.nodes.start]):
                 op = first.op + " in groups" * (first.op in SUMS)
                 raise HeptiError(f"{where} is cut by input channels, {op} adds up nothing: cut it by rows or channels")
-            if segment.cut is SegmentCut.SUMS and segment.nodes.size > 1:
+            if segment.cut is SegmentCut.INPUT_CHANNELS and segment.nodes.size > 1:
                 count = counted(segment.nodes.size, "node")
                 raise HeptiError(f"{where} is cut by input channels and has {count}: it must have one")
         if at != len(net.nodes):
@@ -153,7 +153,7 @@ class SegmentPlan:
         for segment in self.segments:
             parts = whole_parts(net, segment)
             if none := [self.devices[rank] for rank in segment.active if not parts[rank]]:
-                unit = "input channel" if segment.cut is SegmentCut.SUMS else str(segment.cut)[:-1]
+                unit = segment.cut.replace("_", " ")[:-1]
                 get = "get" if len(none) > 1 else "gets"
                 found.append(
                     f"{_where(segment)}, cut {segment.cut}: {counted(sum(parts), unit)} for {len(segment.active)} "
@@ -202,7 +202,7 @@ def whole_parts(net: ConvNet, segment: Segment) -> tuple[int, ...]:
     """
     if segment.cut is SegmentCut.TILES:
         lengths = {len(tile_boxes(net, segment))}
-    elif segment.cut is SegmentCut.SUMS:
+    elif segment.cut is SegmentCut.INPUT_CHANNELS:
         lengths = {net.extent(net.values_of(net.nodes[segment.nodes.start])[0]).channels.stop}
     elif segment.cut is SegmentCut.CHANNELS:
         lengths = {net.extent(value).channels.stop for value in net.live(segment.nodes.stop)}

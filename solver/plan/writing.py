@@ -15,7 +15,7 @@ from solver.model.kinds.attention import Attention
 from solver.model.kinds.every import KINDS
 from solver.model.kinds.part import HIDDEN, KEY, WORD
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, kind_names
-from solver.plan.file import FORMAT, OF_LANGUAGE_MODELS, OUTPUT, SEGMENT_CUTS, AnyPlan, parts_of_one
+from solver.plan.file import FORMAT, OF_LANGUAGE_MODELS, OUTPUT, AnyPlan, parts_of_one
 from solver.plan.plan import BlockPlan, Plan, Stage, cut_word
 from solver.plan.routes import Route
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, whole_parts
@@ -95,7 +95,7 @@ def _block(block: BlockPlan, rows: int) -> dict[str, Any]:
 
 
 def _segment(segment: Segment, net: ConvNet | None) -> dict[str, Any]:
-    word, shares = SEGMENT_CUTS[segment.cut], segment.shares
+    word, shares = str(segment.cut), segment.shares
     table: dict[str, Any] = {"nodes": _ends(segment.nodes)}
     if net is not None and segment.nodes.size:
         table["first"] = net.nodes[segment.nodes.start].name

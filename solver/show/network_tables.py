@@ -18,7 +18,7 @@ from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
-from solver.plan.segments import Segment, SegmentCut, whole_parts
+from solver.plan.segments import Segment, whole_parts
 from solver.plan.writing import plan_table
 from solver.schedule.networks.segment_steps import weights_of
 from solver.schedule.price import PricedStep
@@ -92,8 +92,7 @@ def shared_out(segment: Segment, parts: Sequence[int]) -> str:
     """Return what is shared out, in words: "56 rows"."""
     if len(segment.active) == 1:
         return "whole"
-    summed = segment.cut is SegmentCut.SUMS
-    return f"{sum(parts)} {'channels, summed' if summed else segment.cut}"
+    return f"{sum(parts)} {segment.cut.replace('_', ' ')}"
 
 
 def first_node(net: ConvNet, segment: Segment) -> str:

@@ -105,7 +105,7 @@ def random_plan(net, rng, ranks, *, tiles=False):
             start = stop
             continue
         if stop == start + 1 and node.op in ("Conv", "Gemm") and node.attributes.get("group", 1) == 1:
-            cuts.append("sums")
+            cuts.append("input_channels")
         segments.append((stop, rng.choice(cuts), random_shares(rng, ranks), bool(rng.integers(2))))
         start = stop
     return plan_of(net, segments, ranks)

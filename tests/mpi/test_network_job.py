@@ -179,7 +179,7 @@ def test_numpy_answers_as_onnxruntime_does_also_beside_it(asked, tiles, job, pla
     shares = np.full(world.size, 1 / world.size)
     parts = [(4, "tiles", shares, False, (3, 2), True, True)]  # of which others are taken, and strips
     if not tiles:
-        parts = [(1, "sums", shares), (2, "rows", shares, True), (4, "channels", shares)]
+        parts = [(1, "input_channels", shares), (2, "rows", shares, True), (4, "channels", shares)]
     if world.rank == 0:
         plan = plan_of(net, [*parts, (len(net.nodes), "rows", np.eye(world.size)[-1])], world.size)
         (folder / "plan.json").write_text(plan_to_json(plan, net))

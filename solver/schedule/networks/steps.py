@@ -234,7 +234,9 @@ def _with_readers(net: ConvNet) -> tuple[PlacedPart, ...]:
 def _to_cut(net: ConvNet, nodes: Span, cut: SegmentCut) -> tuple[PlacedPart, ...]:
     """Return the parts of a run of nodes, and along which axis they are cut, whoever has how much."""
     live = net.live(nodes.stop)
-    summing = {nodes.start} if cut is SegmentCut.SUMS else pooled_in(net, nodes) if cut is SegmentCut.ROWS else ()
+    summing = (
+        {nodes.start} if cut is SegmentCut.INPUT_CHANNELS else pooled_in(net, nodes) if cut is SegmentCut.ROWS else ()
+    )
     axis = IMAGE_ROW if cut is SegmentCut.ROWS else CHANNEL
     placed = []
     for number, own in enumerate(_with_readers(net)[nodes.slice], nodes.start):

@@ -44,7 +44,7 @@ def plan_deeperthings(net: ConvNet, cluster: Cluster, wire: Wire = Wire.FLOAT32)
     for nodes, way in zip(late, ways_of(net, late, s.devices), strict=True):
         summed = way in (Way.INPUTS, Way.SECOND)
         stop = nodes.start + 1 if summed else _channels_end(net, nodes)
-        cut = SegmentCut.SUMS if summed else SegmentCut.CHANNELS
+        cut = SegmentCut.INPUT_CHANNELS if summed else SegmentCut.CHANNELS
         segments.append(Segment(Span(nodes.start, stop), cut, equal))
         if summed or stop < nodes.stop:
             segments.append(Segment(Span(stop, nodes.stop), SegmentCut.ROWS, root))

@@ -158,7 +158,7 @@ def test_a_network_by_hand_has_what_is_written():
     assert load(BY_HAND["network"], NETWORK).segments == (
         Segment(Span(0, 32), SegmentCut.ROWS, (5 / 7, 2 / 7), edges_first=True),
         Segment(Span(32, 48), SegmentCut.TILES, (0.75, 0.25), grid=(2, 2), reuse=True),
-        Segment(Span(48, 49), SegmentCut.SUMS, (0, 1)),
+        Segment(Span(48, 49), SegmentCut.INPUT_CHANNELS, (0, 1)),
     )
 
 
@@ -260,7 +260,7 @@ def test_whole_rows_are_those_of_the_coarsest_value():
     assert whole_parts(RESNET, Segment(Span(0, 1), SegmentCut.ROWS, shares)) == (24, 8)
     assert whole_parts(RESNET, Segment(Span(0, stop), SegmentCut.ROWS, (0.5, 0.5))) == (1, 1)
     assert whole_parts(RESNET, Segment(Span(0, stop), SegmentCut.CHANNELS, shares)) == (384, 128)
-    last = Segment(Span(len(RESNET.nodes) - 1, len(RESNET.nodes)), SegmentCut.SUMS, shares)
+    last = Segment(Span(len(RESNET.nodes) - 1, len(RESNET.nodes)), SegmentCut.INPUT_CHANNELS, shares)
     assert whole_parts(RESNET, last) == (384, 128)
     assert whole_parts(RESNET, Segment(last.nodes, SegmentCut.CHANNELS, shares)) == (750, 250)
 

@@ -32,7 +32,7 @@ def test_what_adds_up_nothing_is_not_cut_by_sums(kept):
     grouped = replace(node, attributes=node.attributes | {"group": 4})
     net = replace(net, nodes=(net.nodes[0], grouped, net.nodes[2]))
     every = [
-        plan_of(net, [(at, "rows", (1, 0)), (at + 1, "sums", (0.5, 0.5)), (3, "rows", (1, 0))][at == 0 :], 2)
+        plan_of(net, [(at, "rows", (1, 0)), (at + 1, "input_channels", (0.5, 0.5)), (3, "rows", (1, 0))][at == 0 :], 2)
         for at in range(3)
     ]
 

@@ -64,14 +64,14 @@ def test_channels_sums_and_segments_without_nodes_have_words(net, cluster):
     segments = (
         Segment(Span(0, last), SegmentCut.ROWS, equal_shares([1], 4)),
         Segment(Span(last, last), SegmentCut.CHANNELS, halves),
-        Segment(Span(last, last + 1), SegmentCut.SUMS, halves),
+        Segment(Span(last, last + 1), SegmentCut.INPUT_CHANNELS, halves),
     )
     found = priced_network(net, cluster, SegmentPlan(segments, cluster.names, net.name, system=""))
 
     out = printed(print_network, found)
 
     assert re.search(rf"│ before {last} +│ +│ 512 channels +│ 256 - - 256 +│", out)
-    assert re.search(rf"│ {last} +│ fc +│ 512 channels, summed +│ 256 - - 256", out)
+    assert re.search(rf"│ {last} +│ fc +│ 512 input channels +│ 256 - - 256", out)
     assert "ms for an image: " in out
 
 

@@ -68,7 +68,7 @@ def test_a_pair_shares_out_weights_and_sends_nothing_between():
     plan = plan_network("deeperthings", net, boards(1.0, 1.0, 1.0, 1.0))
 
     cuts = [(part.nodes.start, part.nodes.stop, part.cut) for part in plan.segments]
-    assert cuts[-3:] == [(2, 3, SegmentCut.CHANNELS), (3, 4, SegmentCut.SUMS), (4, 5, SegmentCut.ROWS)]
+    assert cuts[-3:] == [(2, 3, SegmentCut.CHANNELS), (3, 4, SegmentCut.INPUT_CHANNELS), (4, 5, SegmentCut.ROWS)]
     weights = weights_of(net, plan)
     assert weights == [4 * (3 * 64 * 9 + 2 * 64 * 64 * 9 // 4)] * 4
     sent = [
