@@ -11,10 +11,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from solver.base.phrases import counted, ms
+from solver.base.phrases import counted, ms, percent
 from solver.base.spans import Span
 from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster, Device
+from solver.live.turns import ERROR
 from solver.model.blocks import Cut
 from solver.model.precision import FLOAT32
 from solver.plan.plan import BlockPlan, LayerPlan, Plan, Wire
@@ -126,15 +127,23 @@ def print_estimated(
     seconds: float,
     others: Sequence[ComparedSystem],
 ) -> None:
-    """Say what times are worth where GFLOP/s are all that is known of devices: those of a plan, and of one device."""
+    """Say what times are worth, those of a plan and of one device: estimates, where GFLOP/s are all that is known."""
     guessed = [device.name for device in cluster.devices if not measured(device)]
-    if not guessed:
-        return
-    of = "" if len(guessed) == len(cluster.devices) else f" of {', '.join(guessed)}"
     alone = [other.seconds for other in others if other.system.startswith(ALONE)]
     gain = min(alone, default=np.inf) / seconds
-    small = f" So small a gain as {gain:.2f} times may come to nothing: {SURE_GAIN:g} and more were real."
-    small *= gain > 1.005 and round(gain, 2) < SURE_GAIN  # as it is said
+    sure_gain = SURE_GAIN if guessed else 1 + 2 * ERROR
+    small = f"So small a gain as {gain:.2f} times may come to nothing"
+    is_small = gain > 1.005 and round(gain, 2) < sure_gain  # as it is said
+    if not guessed:
+        if is_small:
+            console.print(
+                f"Predictions for boards that were measured are off by {percent(ERROR)} in the mean. {small}: "
+                "a run with `--plan-by measure` tries others, too.",
+                highlight=False,
+            )
+        return
+    of = "" if len(guessed) == len(cluster.devices) else f" of {', '.join(guessed)}"
+    small = f" {small}: {SURE_GAIN:g} and more were real." * is_small
     console.print(
         f"Times{of} are estimates from GFLOP/s; lab boards took 0.7 to 1.1 times as long.{small} "
         "`hepti profile` measures boards that are there.",
