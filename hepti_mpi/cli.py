@@ -50,7 +50,8 @@ def checked(options: argparse.Namespace) -> argparse.Namespace:
             raise HeptiError(f"--{name} is {getattr(options, name)}, must be at least {least}")
     if options.input == "-" and (options.repeat, options.warmup) != (1, 0):
         raise HeptiError("--repeat and --warmup compute a file again: what standard input asks is answered once")
-    options.wire = None if options.wire is None else Wire(options.wire)
+    if options.wire is not None or options.plan is None:
+        options.wire = Wire(options.wire or Wire.FLOAT32)
     check_precision(options.precision, options.backend)
     check_one_planner(options.plan, options.system)
     check_measured(options.cluster, options.plan, measure=options.measure)

@@ -74,7 +74,7 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     tensors, held = load(source, spec, plans, make, leader.progress("loading", total) if leader else None)
     loaded = source.got_bytes, clock.now() - started
     layers = [rank_layers(spec, own, group.rank, held) for own in plans]
-    stack = Stack(spec, plan, layers[0], group, computes, plan.wire)
+    stack = Stack(spec, plan, layers[0], group, computes)
     trace = stack.trace = Trace() if options.trace else None
     member, speeds = None, []
     if options.replan == "off":

@@ -52,7 +52,7 @@ from solver.cluster.cluster import PROGRAM_BYTES, Cluster
 from solver.cluster.named import find_cluster
 from solver.model.convnet import ConvNet
 from solver.plan.file import check_plan, read_plan, sent_as
-from solver.plan.plan import WIRES, Wire
+from solver.plan.plan import WIRES
 from solver.plan.segments import THROUGHPUT, SegmentPlan
 from solver.plan.writing import plan_table
 from solver.schedule.networks.memory import memory_of
@@ -173,14 +173,14 @@ class NetworkLeader(Speaker):
             from solver.systems.convnets.hepti_throughput import solve_replicas  # the solvers are for rank 0 alone
 
             assert cluster is not None
-            self._replicas = solve_replicas(self._net, cluster, options.wire or Wire.FLOAT32)
+            self._replicas = solve_replicas(self._net, cluster, options.wire)
             self._plan = self._replicas.plans[0]
             return self._replicas.plans
         else:
             from solver.systems.convnets import plan_network  # the solvers are for rank 0 alone
 
             assert cluster is not None
-            self._plan = plan_network(options.system, self._net, cluster, options.wire or Wire.FLOAT32)
+            self._plan = plan_network(options.system, self._net, cluster, options.wire)
             self._plan.check(self._net, ranks)
         if options.plan is not None or cluster is None or options.replan != "off" or options.system != DEFAULT:
             return (self._plan,)

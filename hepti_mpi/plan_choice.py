@@ -16,7 +16,7 @@ from solver.live.turns import NO_OTHER, TURNS, pays
 from solver.model.spec import ModelSpec, typical_rows
 from solver.plan.changes import all_bytes
 from solver.plan.file import check_plan, read_plan, sent_as
-from solver.plan.plan import Plan, Wire
+from solver.plan.plan import Plan
 from solver.schedule.encoders.cost import predict
 from solver.schedule.encoders.memory import lacks
 from solver.systems import DEFAULT, plan_that_fits
@@ -122,7 +122,7 @@ def _living(spec: ModelSpec, cluster: Cluster, rows: int, options: argparse.Name
     from solver.live.first_plan import plan_to_begin_with  # the solvers are for rank 0 alone
     from solver.programs.planner import solve
 
-    solution = solve(spec, cluster, rows, wire=options.wire or Wire.FLOAT32)
+    solution = solve(spec, cluster, rows, wire=options.wire)
     plan, spare = plan_to_begin_with(spec, cluster, solution.plan)
     return Choice(plan, cluster, True, replace(solution, plan=plan), spare)
 
@@ -143,12 +143,11 @@ def _going_on(spec: ModelSpec, cluster: Cluster, plan: Plan, options: argparse.N
 
 def _lasting(spec: ModelSpec, cluster: Cluster, rows: int, requests: int, options: argparse.Namespace) -> Choice:
     """Make a plan that stays, or several of which one will, once they have been tried."""
-    wire = options.wire or Wire.FLOAT32
     if options.system != DEFAULT:
-        return Choice(plan_that_fits(options.system, spec, cluster, rows, wire), cluster)
+        return Choice(plan_that_fits(options.system, spec, cluster, rows, options.wire), cluster)
     from solver.live.trials import Trials, plans_to_try  # the solvers are for rank 0 alone
 
-    plan, solution = solve_hepti(spec, cluster, rows, wire)
+    plan, solution = solve_hepti(spec, cluster, rows, options.wire)
     if not plan.in_one or options.replan != "off":
         return Choice(plan, cluster)
     plans = [plan]

@@ -147,8 +147,7 @@ def make_plan(
         raise HeptiError(f"wire is {wire!r}, must be one of {', '.join(Wire)}")
     if objective not in ("latency", "throughput"):
         raise HeptiError(f"objective is {objective!r}, must be latency or throughput")
-    counts = {"layers": layers, "rows": rows, "prompt": prompt, "tokens": tokens, "context": context}
-    _check_whole({**counts, "sequences": sequences})
+    _check_whole(layers=layers, rows=rows, prompt=prompt, tokens=tokens, context=context, sequences=sequences)
     kind = _kind(model)
     about_tokens = {
         "prompt": prompt, "tokens": tokens, "context": context, "sequences": sequences, "cache": cache,
@@ -236,12 +235,14 @@ def _kind(model: str | Path | ModelSpec | ConvNet | Decoder) -> NamedKind:
         return kind_of(str(model))
     if isinstance(model, ModelSpec):
         return "encoder"
-    if not isinstance(model, ConvNet | Decoder):
-        raise HeptiError(f"model is {model!r}, must be a name, a path or a description")
-    return "network" if isinstance(model, ConvNet) else "decoder"
+    if isinstance(model, ConvNet):
+        return "network"
+    if isinstance(model, Decoder):
+        return "decoder"
+    raise HeptiError(f"model is {model!r}, must be a name, a path or a description")
 
 
-def _check_whole(numbers: Mapping[str, int | None]) -> None:
+def _check_whole(**numbers: int | None) -> None:
     """Refuse numbers that are not whole or below 1."""
     for name, value in numbers.items():
         if value is not None and (not isinstance(value, SupportsIndex) or operator.index(value) < 1):

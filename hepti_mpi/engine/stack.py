@@ -124,8 +124,6 @@ class Stack:
         All ranks; those without a share take no part in the layers.
     backend
         What made the layers' products, and attends.
-    wire
-        How numbers travel.
     """
 
     def __init__(
@@ -135,7 +133,6 @@ class Stack:
         layers: Sequence[LayerKernels],
         world: Group,
         backend: Backend,
-        wire: Wire = Wire.FLOAT32,
     ) -> None:
         self.meter = Meter()
         self.last = Meter()  # of the batch that began last, whether it counts or not
@@ -143,9 +140,9 @@ class Stack:
         self._spec = spec
         self._world = world
         self._backend = backend
-        self._wire = wire
-        self._within_stages = coding(wire.within, backend.cast)
-        self._connections = to_ranks(world) if wire is Wire.ADAPTIVE else {}
+        self._wire = plan.wire
+        self._within_stages = coding(plan.wire.within, backend.cast)
+        self._connections = to_ranks(world) if plan.wire is Wire.ADAPTIVE else {}
         self._bits: Counter[int] = Counter()  # as in `Meter`, since it was asked
         self._metered_since = 0.0
         self._groups: dict[tuple[int, ...], Group | None] = {}  # one for every set of ranks that ever shared a stage

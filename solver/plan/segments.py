@@ -137,8 +137,8 @@ class SegmentPlan:
                 op = first.op + " in groups" * (first.op in SUMS)
                 raise HeptiError(f"{where} is cut by input channels, {op} adds up nothing: cut it by rows or channels")
             if segment.cut is SegmentCut.INPUT_CHANNELS and segment.nodes.size > 1:
-                count = counted(segment.nodes.size, "node")
-                raise HeptiError(f"{where} is cut by input channels and has {count}: it must have one")
+                count = segment.nodes.size
+                raise HeptiError(f"{where} is cut by input channels and has {count} nodes: it must have one")
         if at != len(net.nodes):
             raise HeptiError(
                 f"the runs end at node {at}, {net.name} has {len(net.nodes)}: write the last as […, {len(net.nodes)}]"

@@ -1,5 +1,6 @@
 """An encoder over the ranks of a test: its stack, one batch through it, and a stack whose plan changes."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -20,7 +21,8 @@ from tests.kit.in_memory import layers_of
 
 def make_stack(spec, plan, tensors, world, computes, wire):
     plan.check(spec, world.size)
-    return Stack(spec, plan, layers_of(tensors.__getitem__, spec, plan, world, computes), world, computes, wire)
+    plan = replace(plan, wire=wire)
+    return Stack(spec, plan, layers_of(tensors.__getitem__, spec, plan, world, computes), world, computes)
 
 
 def check(spec, layers, lengths, world, computes=NUMPY, tile_rows=0, atol=1e-4, wire=Wire.FLOAT32):

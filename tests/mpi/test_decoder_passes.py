@@ -154,7 +154,7 @@ def test_in_blocks_every_cut_has_the_logits_of_the_whole_model(precision, cuts, 
 def test_rows_that_nobody_asks_for_change_nothing(name, stages, by_rows, world):
     """Of the last layer only those are computed whose words are asked for; what is kept of the others is.
 
-    Of prompts by rows, too, where who has the last rows has all words, and needs nothing from others for these.
+    So it is with prompts that are cut by rows, where the rank of the last rows has all words, and needs nothing more.
     """
     rng = np.random.default_rng(5)
     weights = Weights(MODELS[name])

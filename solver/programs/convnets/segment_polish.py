@@ -229,8 +229,8 @@ def _row_of(priced: Priced, number: int, source: int) -> Iterator[Replacement]:
 def boundary_moved(priced: Priced, number: int) -> Iterator[Replacement]:
     """Yield rows of whom the end waits for moved in segments that follow each other, to each of those with rows there.
 
-    A boundary that moves in one segment alone is an exchange more before it and behind it. It moves in all up to where
-    rows become fewer, or to the end, by a row of the last.
+    A boundary that moves in one segment alone adds an exchange before that segment and one after it. Here it moves in
+    all segments up to where rows become fewer, or to the end, by a row of the last.
     """
     rows = [_rows(priced.s, own) for own in takewhile(_by_rows, priced.segments[number:])]
     totals = [sum(own) for own in rows]

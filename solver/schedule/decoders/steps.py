@@ -161,7 +161,7 @@ def pass_parts(
             names[x.name] = STREAM_NAME
     head = _placed(head_parts(model, x, summed=stages[-1].by_hidden), len(stages) - 1, StageCuts(NOWHERE))
     if stages[-1].by_rows:
-        # Also where all rows that are asked for lie with who has all words: its graphs are those of any rows.
+        # Also where the rank that has all words has all rows that are asked for: so it needs no graph of its own.
         head = _begun(head)
     layers.append((NOWHERE, head))
     names |= {own.part.writes.name: _brings(own) for own in head}
