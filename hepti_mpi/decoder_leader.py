@@ -187,7 +187,7 @@ class DecoderLeader(Speaker):
             from solver.systems.decoders import plan_decoder
 
             assert cluster is not None
-            plan = plan_decoder(options.system or SYSTEM, model, cluster, self._asked())
+            plan = plan_decoder(options.system or SYSTEM, model, cluster, self.asked)
             plan.check(model, ranks)
         elif cluster is not None:
             check_memory(model, cluster, plan)
@@ -220,19 +220,20 @@ class DecoderLeader(Speaker):
         check_plan(options.plan, plan, self._model, self._group.size)
         return plan
 
-    def _asked(self) -> TokenRequest:
-        """Return what to plan for: the prompts that are known, and answers as long as they may be."""
-        options = self._options
+    @property
+    def asked(self) -> TokenRequest:
+        """What to plan for: prompts that are known, answers as long as they may be; all else as a given plan says."""
+        options, given = self._options, self._given
         lengths = [len(prompt.tokens) for prompt in self._prompts or ()]
         prompt = min(int(statistics.median(lengths)) if lengths else PROMPT, max(self._context - 1, 1))
         return TokenRequest(
             prompt=prompt,
             tokens=max(min(answer_tokens(options), self._context - prompt), 1),
             context=self._context,
-            sequences=options.sequences or 1,
+            sequences=given.sequences if given else options.sequences or 1,
             precision=self._file.precision,
-            cache=options.cache or CACHE,
-            wire=options.wire or Wire.FLOAT32,
+            cache=given.cache if given else options.cache or CACHE,
+            wire=given.wire if given else options.wire or Wire.FLOAT32,
         )
 
     def lead(self, ranks: Ranks, load_s: float) -> None:
@@ -272,7 +273,7 @@ class DecoderLeader(Speaker):
         from solver.live.decoder_replan import TokenFollower  # the solvers are for rank 0 alone
 
         changes = options.replan == "auto"
-        follower = TokenFollower(self._model, self._cluster, self._asked(), self._plan, load_s, changes=changes)
+        follower = TokenFollower(self._model, self._cluster, self.asked, self._plan, load_s, changes=changes)
 
         def follow(compute_s: Floats, seconds: float, behind: int, to_come: int) -> DecoderPlan | None:
             change = follower.came(compute_s.tolist(), seconds, behind, to_come)
@@ -291,7 +292,7 @@ class DecoderLeader(Speaker):
         from solver.schedule.decoders.cost import setting_of, token_seconds
 
         assert self._cluster is not None  # it goes with no --plan, and all else is planned for a cluster
-        turns = Turns(decoders_to_try(self._model, self._cluster, self._asked(), self._plan), words_of, tokens=True)
+        turns = Turns(decoders_to_try(self._model, self._cluster, self.asked, self._plan), words_of, tokens=True)
         if not turns.several:
             self.note([NO_OTHER])
             return None
@@ -352,7 +353,7 @@ class DecoderLeader(Speaker):
         if self._cluster is None or self._group.size == 1 or plan.sequences > 1 or not (speed and predicted):
             return
         pace = Pace(1 / speed, predicted["token_s"])
-        alone = decoder_alone(self._model, self._cluster, self._asked(), self._median_behind())
+        alone = decoder_alone(self._model, self._cluster, self.asked, self._median_behind())
         active = {plan.devices[rank] for rank in plan.active}
         self.console.print(alone_line(pace, active, alone, boards, tokens_a_second, here=here))
         if note := doubt(pace, boards, self._cluster, kept=self.needs_profile, here=here):

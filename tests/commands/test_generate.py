@@ -11,9 +11,13 @@ import signal
 import pytest
 import torch
 
+from hepti_mpi.comm.group import world
+from hepti_mpi.decoder_leader import DecoderLeader
+from hepti_mpi.decoding.cli import parse
 from solver import cli as solver
 from solver.cluster.cluster import write_cluster
 from solver.live.turns import TOKENS
+from solver.plan.plan import Wire
 from tests.kit import inside
 from tests.kit.answers import boards
 from tests.kit.asked import from_lines, to_lines
@@ -252,6 +256,24 @@ def test_a_plan_of_the_solver_is_run(tiny, asked, tmp_path):
     found = json.loads(report.read_text())
     assert found["plan"]["head"] == json.loads(path.read_text())["head"]
     assert found["context"] == 64
+
+
+def test_a_plan_says_what_one_board_alone_is_predicted_for(tiny, tmp_path):
+    """Its cache, wire, sequences and context; what the command line says goes before."""
+    table = {
+        "format": "hepti-plan/2", "model": {"name": "tiny"}, "devices": ["a"], "context": 128, "sequences": 3,
+        "cache": "int8", "wire": "float16", "stages": [{"runs": [{"layers": [0, 3], **ALONE}]}],
+        "head": {"cut": "words", "words": [tiny.model.config.vocab_size]},
+    }  # fmt: skip
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(table))
+    words = [*map(str, generate(tiny, "--plan", path, "--prompt", "the cat", "--wire", "int8"))]
+
+    leader = DecoderLeader(parse(words[1:]), world())
+    leader.read()
+
+    asked = leader.asked
+    assert (asked.cache, asked.wire, asked.sequences, asked.context) == ("int8", Wire.INT8, 3, 128)
 
 
 def test_the_report_says_who_did_what(filed, uneven):
