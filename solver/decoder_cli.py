@@ -24,6 +24,7 @@ from solver.plan.writing import plan_table, plan_to_json
 from solver.schedule.decoders.asked import PROMPT, TOKENS, TokenRequest, token_request
 from solver.show.decoder_facts import (
     PricedDecoder,
+    answer_bound,
     compare_decoders,
     decoder_systems,
     explained_decoder,
@@ -156,18 +157,19 @@ def _show(options: argparse.Namespace, found: PricedDecoder, asked: TokenRequest
         console.print(title, markup=False)
         print_shares_map(console, found)
         return
-    others = []
+    others, bound = [], None
     if not options.price:
+        bound = answer_bound(found, asked)
         systems = [name for name in decoder_systems(found.cluster) if name not in (DEFAULT, found.plan.system)]
         with progress("comparing", len(systems), unit="systems") as advance:
             others = compare_decoders(found.model, found.cluster, asked, systems, advance)
     if options.json:
-        print(decoder_to_json(found, others), end="")
+        print(decoder_to_json(found, others, bound), end="")
         return
     console.print(title, markup=False)
     print_decoder(console, found)
-    if others:
-        print_beside(console, found.plan, others)
+    if bound is not None:
+        print_beside(console, found.plan, others, bound)
         assert found.plan.predicted is not None
         token_s = found.plan.predicted.token_s
         print_estimated(console, found.cluster, lambda device: device.decoder is not None, token_s, others)

@@ -44,6 +44,7 @@ from numpy.typing import NDArray
 from solver.base.errors import HeptiError, explained
 
 Floats = NDArray[np.float64]
+FromTo = tuple[float, float]  # the least and the most
 
 
 class Kernel(StrEnum):
@@ -213,6 +214,11 @@ def _curve_from_table(entry: dict[str, Any], arguments: tuple[str, ...]) -> Curv
     )
 
 
+def corners(grid: Floats, least: float, most: float) -> Floats:
+    """Return the points of a grid within an interval, and its ends."""
+    return np.unique([least, *grid[(grid > least) & (grid < most)], most])
+
+
 class Bank:
     """The curves of all devices, evaluated together.
 
@@ -260,9 +266,23 @@ class Bank:
 
     def attend(self, rows: Any, keys: Any, heads: Any, head_dim: int) -> Floats:
         """Return the seconds of `heads` heads of width `head_dim`."""
+        return np.asarray(heads * self._of_width(head_dim) * self.seconds(Kernel.ATTEND, rows, keys))
+
+    def _of_width(self, head_dim: int) -> Floats:
+        """Return by what the seconds of a head differ from those of the width that was measured, [p]."""
         # The products are about half of a head's time; the softmax does not depend on the width.
-        width = 0.5 + 0.5 * head_dim / self._head_dims
-        return np.asarray(heads * width * self.seconds(Kernel.ATTEND, rows, keys))
+        return np.asarray(0.5 + 0.5 * head_dim / self._head_dims)
+
+    def least_rate(self, kernel: Kernel, first: FromTo, second: FromTo = (1.0, 1.0), head_dim: int = 0) -> Floats:
+        """Return the least seconds of a unit of both arguments within intervals on every device, [p].
+
+        The curves are linear within the cells of their grid, along either argument: a rate is least at a corner.
+        """
+        rows, columns, _ = self._tables[kernel]
+        points = [corners(grid, *own) for grid, own in ((rows, first), (columns, second))]
+        seconds = self.seconds(kernel, points[0][:, None, None], points[1][:, None])
+        rates: Floats = (seconds / np.multiply.outer(*points)[..., None]).min((0, 1))
+        return rates * self._of_width(head_dim) if head_dim else rates
 
 
 def _cell(grid: Floats, at: Floats) -> NDArray[np.intp]:

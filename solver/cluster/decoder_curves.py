@@ -20,13 +20,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
 
 from solver.base.errors import HeptiError, explained
-from solver.cluster.curves import Curve, Floats
+from solver.cluster.curves import Curve, Floats, corners
 from solver.cluster.nodes import twelve_digits
 from solver.model.kinds.attention import CACHES
 from solver.model.kinds.weight import PRECISIONS
@@ -103,6 +103,25 @@ class WeightsCurve:
         cell = min(max(bisect_right(self.weights, size) - 1, 0), len(self.weights) - 2)
         (start, stop), (low, high) = self.weights[cell : cell + 2], self.seconds[cell : cell + 2]
         return max(low + (high - low) * ((size - start) / (stop - start)), 0.0)
+
+    def least_rate(self, least: float, most: float) -> float:
+        """Return the least seconds of a byte, of sizes from `least` to `most`; it is at a corner of the curve."""
+        sizes: list[float] = corners(np.array(self.weights), least, most).tolist()
+        return min(self.at(size) / size for size in sizes)
+
+    def line_below(self, least: float, most: float) -> tuple[float, float]:
+        """Return a and b of the line a + b size that is nowhere above it from `least` to `most`.
+
+        Of those through two corners that which is highest in the middle; or that from none on.
+        """
+        sizes = corners(np.array(self.weights), least, most)
+        seconds = np.array([self.at(size) for size in sizes.tolist()])
+        lines = [(0.0, self.least_rate(least, most))]
+        for (one, before), (other, after) in combinations(zip(sizes, seconds, strict=True), 2):
+            slope = (after - before) / (other - one)
+            fixed = float((seconds - slope * sizes).min())
+            lines += [(fixed, float(slope))] if slope > 0 else []
+        return max(lines, key=lambda line: line[0] + line[1] * (least + most) / 2)
 
 
 @dataclass(frozen=True, slots=True)

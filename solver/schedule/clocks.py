@@ -70,9 +70,16 @@ class Moment:
         """When the last one goes on, [..., 1]."""
         return np.asarray(self.ready.max(-1, keepdims=True))
 
+    def gained(self, since: Moment) -> Floats:
+        """Return by how much the clocks that have gone on did so in step, [..., p]; the others by nothing."""
+        some = self.ready > since.ready
+        last, first = (np.where(some, own.ready, 0.0).max(-1, keepdims=True) for own in (self, since))
+        return np.asarray(np.where(some, last - first, 0.0))
+
     def later(self, seconds: Floats) -> Moment:
-        """Return the same, so many seconds later, [..., 1]."""
-        return Moment(self.ready + seconds, self.computed_at + seconds[..., None], self.waited, self.sent_at + seconds)
+        """Return the same, so many seconds later, [..., p] or [..., 1]."""
+        computed_at = self.computed_at + seconds[..., None, :]
+        return Moment(self.ready + seconds, computed_at, self.waited, self.sent_at + seconds)
 
 
 @dataclass(frozen=True, eq=False)

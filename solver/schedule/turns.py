@@ -73,23 +73,30 @@ class ClockTurn:
 
 def timed(
     machine: Machine, turns: Iterable[ClockTurn], now: Moment, unrest_s: float = 0.0
-) -> Iterator[tuple[ClockTurn, Moment, Moment]]:
-    """Yield every turn with the clocks before and after it; `unrest_s` is as of `clocks.advanced`.
+) -> Iterator[tuple[ClockTurn, Floats, Moment]]:
+    """Yield every turn, by how much the last rank's clock goes on each time that it is done, and the clocks after it.
 
     What is done several times is done three times, of which the last two stand for half of the others each: ranks that
-    wait for each other in turn are faster every second time.
+    wait for each other in turn are faster every second time. Of these others clocks go on in step, but for those of
+    ranks that have nothing to do in such turns, and may be ahead. `unrest_s` is as of `clocks.advanced`.
     """
     for repeats, some in groupby(turns, key=lambda turn: turn.repeats):
-        once, done = list(some), 0
+        once, done, began = list(some), 0, now
+        found = list[tuple[ClockTurn, Floats, Moment]]()
         others = np.zeros(1)  # the seconds of those times for which another stands
         for often in (1, repeats // 2, (repeats - 1) // 2):
-            began = now
+            start = now
             for turn in once if often else ():
                 before, now = now, advanced(machine, now, turn.parts, unrest_s)
-                yield turn if repeats == 1 else _at(turn, done, often), before, now
-            done, others = done + often, others + (often - 1) * (now.last - began.last)
+                found.append((turn if repeats == 1 else _at(turn, done, often), now.last - before.last, now))
+            done, others = done + often, others + (often - 1) * now.gained(start)
         if done > 3:
             now = now.later(others)
+            *_, (turn, seconds, _) = found
+            # Who is ahead hides what the others do, until they are further than that.
+            counted = sum(own.repeats * gained for own, gained, _ in found)
+            found[-1] = turn, seconds + (now.last - began.last - counted) / turn.repeats, now
+        yield from found
 
 
 def _at(turn: ClockTurn, time: int, often: int) -> ClockTurn:
@@ -100,8 +107,8 @@ def _at(turn: ClockTurn, time: int, often: int) -> ClockTurn:
 
 def together_s(machine: Machine, turns: Iterable[ClockTurn], unrest_s: float = 0.0) -> Floats:
     """Return what all turns take together, of n plans [n]."""
-    found = timed(machine, turns, Moment.at(np.zeros(machine.devices)), unrest_s)
-    return np.asarray(sum(turn.repeats * (now.last - before.last)[..., 0] for turn, before, now in found))
+    *_, (_, _, now) = timed(machine, turns, Moment.at(np.zeros(machine.devices)), unrest_s)
+    return np.asarray(now.last[..., 0])
 
 
 def priced(machine: Machine, turns: Iterable[ClockTurn], unrest_s: float = 0.0) -> list[PricedStep]:
@@ -113,12 +120,12 @@ def priced(machine: Machine, turns: Iterable[ClockTurn], unrest_s: float = 0.0) 
     return list(_merged(_steps(machine, found)))
 
 
-def _steps(machine: Machine, found: Iterable[tuple[ClockTurn, Moment, Moment]]) -> Iterator[tuple[Span, PricedStep]]:
+def _steps(machine: Machine, found: Iterable[tuple[ClockTurn, Floats, Moment]]) -> Iterator[tuple[Span, PricedStep]]:
     """Yield the turns of one plan as steps, and of which layers they are."""
-    for turn, before, now in found:
+    for turn, seconds, _ in found:
         nothing, messages = np.zeros(machine.devices), turn.messages
         wire_s = sum((own.wire_s(machine.network) for own in messages), nothing)
-        times = Times(turn.compute_s, wire_s, np.full(machine.devices, now.last - before.last))
+        times = Times(turn.compute_s, wire_s, np.full(machine.devices, seconds))
         sent, received = (sum((getattr(own, way) for own in messages), nothing) for way in ("sent", "received"))
         step = PricedStep("", turn.name, turn.computes, turn.meanwhile, turn.repeats, times, sent, received, turn.block)
         yield turn.layers, step

@@ -13,9 +13,10 @@ from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan
 from solver.programs.planner import Solution
 from solver.programs.shares import FoundShares
+from solver.schedule.encoders.bound import bound_s
+from solver.schedule.encoders.cost import setting
 from solver.schedule.encoders.memory import holds_all
 from solver.schedule.encoders.stages import PricedPlan
-from solver.schedule.encoders.steps import BOTH_HALVES, flop_of_rows
 from solver.schedule.price import Price
 from solver.systems import DEFAULT, plans_for
 from solver.systems.hepti import plan_hepti
@@ -26,7 +27,7 @@ WORTH = 0.005  # of the seconds: what an upgrade has to save to be told
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What no plan can beat: all work at the summed speeds; and this plan's bytes at the devices' bandwidth."""
+    """What no plan can beat, all work by all devices at their best; and this plan's bytes at the devices' bandwidth."""
 
     compute_s: float
     exchange_s: float
@@ -57,13 +58,18 @@ def other_systems(spec: ModelSpec) -> tuple[str, ...]:
 
 def bounds(spec: ModelSpec, cluster: Cluster, rows: int, priced: Price | PricedPlan) -> Bounds:
     """Return the lower bounds of a plan."""
-    flop_of_row = sum(
-        run.layers * run.parts * flop_of_rows(block, BOTH_HALVES, rows) for run in spec.runs for block in run.blocks
-    )
-    flop = rows * flop_of_row
+    return bounds_of(cluster, bound_s(setting(spec, cluster, rows)), priced)
+
+
+def bounds_of(cluster: Cluster, compute_s: float, priced: Price | PricedPlan) -> Bounds:
+    """Return the lower bounds of a plan, of a model of which no plan takes less than `compute_s`."""
     bandwidth = np.array([cluster.bandwidth(rank) for rank in range(len(cluster.devices))])
-    compute_s = flop / sum(device.compute_flop_per_s for device in cluster.devices)
     return Bounds(compute_s, float((priced.moved_bytes / bandwidth).max()))
+
+
+def saved_at_most(seconds: float, bound_s: float) -> str:
+    """Return how much less than these seconds another plan can take, in words."""
+    return f"another plan saves {100 * max(0.0, 1 - bound_s / seconds):.0f} % at the most"
 
 
 def limits(cluster: Cluster, solution: Solution) -> list[Limit]:

@@ -13,6 +13,7 @@ from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan
 from solver.programs.decoder_shares import CrewTried, crews_tried, least_shares, parted_around
 from solver.schedule.decoders.asked import TokenRequest
+from solver.schedule.decoders.bound import answer_bound_s
 from solver.schedule.decoders.cost import answer_seconds, predicted, price_pass, setting_of
 from solver.schedule.decoders.memory import RankMemory, decoder_lacks, rank_memory
 from solver.schedule.price import Price
@@ -67,6 +68,20 @@ def priced_decoder(model: Decoder, cluster: Cluster, plan: DecoderPlan, asked: T
     memory = rank_memory(model, plan)
     plan = predicted(s, plan, memory, asked.prompt, asked.behind)
     return PricedDecoder(model, cluster, plan, price_pass(s, plan, 1, asked.behind), memory)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerBound:
+    """The seconds of an answer by a plan, and those below which no plan is."""
+
+    answer_s: float
+    bound_s: float
+
+
+def answer_bound(found: PricedDecoder, asked: TokenRequest) -> AnswerBound:
+    """Return what a plan's answer takes beside what no plan beats."""
+    s = setting_of(found.model, found.cluster, found.plan)
+    return AnswerBound(answer_seconds(s, found.plan, asked), answer_bound_s(s, asked))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,7 +20,8 @@ from solver.model.kinds.part import KEY, KV
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.plan.writing import plan_table
 from solver.schedule.decoders.asked import TokenRequest
-from solver.show.decoder_facts import ComparedDecoder, PricedDecoder
+from solver.show.advice import saved_at_most
+from solver.show.decoder_facts import AnswerBound, ComparedDecoder, PricedDecoder
 from solver.show.network_tables import bar, legend
 from solver.show.plan_tables import MOST_LISTED
 from solver.show.system_tables import print_notes
@@ -111,7 +112,9 @@ def _devices(found: PricedDecoder, listed: Sequence[int]) -> Table:
     return table
 
 
-def decoder_to_json(found: PricedDecoder, others: Sequence[ComparedDecoder] = ()) -> str:
+def decoder_to_json(
+    found: PricedDecoder, others: Sequence[ComparedDecoder] = (), bound: AnswerBound | None = None
+) -> str:  # fmt: skip
     """Return the plan's table as JSON, with all that is printed of it."""
     table = plan_table(found.plan, found.model)
     price = found.token
@@ -128,13 +131,16 @@ def decoder_to_json(found: PricedDecoder, others: Sequence[ComparedDecoder] = ()
         }
         for rank, device in enumerate(found.cluster.devices)
     ]
-    if others:
+    if bound is not None:
         table["alternatives"] = [_entry(other) for other in others]
+        table["bounds"] = {"answer_s": bound.answer_s, "answer_bound_s": bound.bound_s}
     return json.dumps(table, indent=1) + "\n"
 
 
-def print_beside(console: Console, plan: DecoderPlan, others: Sequence[ComparedDecoder]) -> None:
-    """Print the plan beside what else there is."""
+def print_beside(
+    console: Console, plan: DecoderPlan, others: Sequence[ComparedDecoder], bound: AnswerBound
+) -> None:  # fmt: skip
+    """Print the plan beside what else there is, and what it cannot beat."""
     facts = plan.predicted
     assert facts is not None
     table = new_table("predicted", "system", "tokens\na second", "first\ns", "this plan is")
@@ -145,6 +151,10 @@ def print_beside(console: Console, plan: DecoderPlan, others: Sequence[ComparedD
         table.add_row(*_figures(entry), ratio, style="bold" if entry is own else "dim" if entry.lacks else "")
     console.print(table)
     print_notes(console, others)
+    console.print(
+        f"The whole answer takes {bound.answer_s:.2f} s; no plan beats {bound.bound_s:.2f} s: "
+        f"{saved_at_most(bound.answer_s, bound.bound_s)}."
+    )
 
 
 def print_decoders(console: Console, entries: Sequence[ComparedDecoder], title: str) -> None:

@@ -10,7 +10,6 @@ from functools import cached_property
 import numpy as np
 
 from solver.base.errors import HeptiError
-from solver.base.spans import Span
 from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
 from solver.cluster.curves import Floats
 from solver.model.convnet import ConvNet
@@ -30,7 +29,7 @@ from solver.schedule.networks.segment_steps import (
 from solver.schedule.networks.steps import SegmentShares, unrolled
 from solver.schedule.price import Price, PricedStep
 from solver.schedule.regions import lengths
-from solver.show.advice import Bounds
+from solver.show.advice import Bounds, bounds_of
 from solver.show.comparison import ComparedSystem, beside_devices, side_by_side
 from solver.systems.convnets import SYSTEMS, plan_network
 
@@ -198,8 +197,5 @@ def _entry(system: str, net: ConvNet, cluster: Cluster, wire: Wire) -> ComparedS
 
 
 def network_bounds(found: PricedNetwork) -> Bounds:
-    """Return the work over the summed speeds, each device's by what the whole network takes it alone; and the wire."""
-    s, cluster = found.setting, found.cluster
-    speeds = 1 / s.whole_s(Span(0, len(found.net.nodes)))
-    bandwidth = np.array([cluster.bandwidth(rank) for rank in range(s.devices)])
-    return Bounds(float(1 / sum(speeds)), float((found.price.moved_bytes / bandwidth).max()))
+    """Return the lower bounds of a plan."""
+    return bounds_of(found.cluster, found.setting.bound_s, found.price)

@@ -24,7 +24,7 @@ from solver.plan.segments import SegmentPlan
 from solver.plan.writing import plan_table
 from solver.programs.planner import Solution
 from solver.schedule.price import Price
-from solver.show.advice import WORTH, Bounds, Limit, Upgrade
+from solver.show.advice import WORTH, Bounds, Limit, Upgrade, saved_at_most
 from solver.show.comparison import ComparedSystem
 from solver.show.system_tables import print_notes
 from solver.systems.named import ALONE
@@ -93,8 +93,9 @@ def print_comparison(
     console.print(table)
     print_notes(console, others)
     console.print(
-        f"No plan beats {_ms(bound.compute_s)}, all the work at the speeds of all devices added up. The busiest link "
-        f"carries this plan's bytes for {_ms(bound.exchange_s)}; boards wait for what computing does not hide."
+        f"No plan beats {_ms(bound.compute_s)}, all the work by all devices, each at its best: "
+        f"{saved_at_most(plan.predicted.seconds, bound.compute_s)}. The busiest link carries this plan's bytes for "
+        f"{_ms(bound.exchange_s)}; boards wait for what computing does not hide."
     )
 
 

@@ -114,18 +114,21 @@ class DecoderSetting:
         key = tuple(part.role for part in parts), parts[0].kind, tuple(units.items()), behind
         if key not in self.kept:
             kind, rows = parts[0].kind, units[ROW]
-            tensors = {tensor.name: (part, tensor) for part in parts for tensor in part.tensors}.values()
-            precision = PRECISIONS[self.precision]
-            size = sum(
-                tensor.held_bytes(precision, units.get(tensor.axis), part.columns(tensor, units.get(HIDDEN)))
-                for part, tensor in tensors
-            )
-            found = self._part_s(DecoderPart(kind.curve), rows, size)
+            found = self._part_s(DecoderPart(kind.curve), rows, self.weights_bytes(parts, units))
             if any(part.recalls for part in parts):
                 recalled = kind.recalled(units, rows, behind)
                 found = found + recalled * np.array([own.cached[self.cache].at(rows) for own in self.speeds])
             self.kept[key] = found
         return np.asarray(self.kept[key])
+
+    def weights_bytes(self, parts: Sequence[Part], units: Mapping[str, int]) -> int:
+        """Return the bytes of what parts of a block read of its weights, of so many units of every axis."""
+        tensors = {tensor.name: (part, tensor) for part in parts for tensor in part.tensors}.values()
+        precision = PRECISIONS[self.precision]
+        return sum(
+            tensor.held_bytes(precision, units.get(tensor.axis), part.columns(tensor, units.get(HIDDEN)))
+            for part, tensor in tensors
+        )
 
     def _part_s(self, part: DecoderPart, rows: int, size: int) -> Floats:
         if (key := (part, rows)) not in self.kept:

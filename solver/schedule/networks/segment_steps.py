@@ -37,6 +37,7 @@ from solver.model.kinds.part import Part, Region, Spans, there
 from solver.model.operators import LARGE_PRODUCT, flop, kind_of, parts_of, tensors_of
 from solver.plan.plan import Prediction, Wire
 from solver.plan.segments import SegmentPlan
+from solver.schedule.bound import shared_s
 from solver.schedule.clocks import Messages, Moment, advanced
 from solver.schedule.exchange import Mask
 from solver.schedule.networks.steps import (
@@ -114,6 +115,13 @@ class NetSetting:
     def whole_s(self, nodes: Span) -> Floats:
         """Return what every device takes for a run of nodes alone, [p]."""
         return sum((self.table(number)[:, -1] for number in range(nodes.start, nodes.stop)), np.zeros(self.devices))
+
+    @property
+    def bound_s(self) -> float:
+        """The seconds of an image below which no plan is; what is sent counts nothing, and no graph's call."""
+        tables = [self.table(number)[:, 1:] for number in range(len(self.net.nodes))]
+        best = [table.shape[1] * (table / np.arange(1, table.shape[1] + 1)).min(1) for table in tables]
+        return shared_s(np.array(best))
 
     def part_s(self, placed: PlacedPart, region: Region, devices: Ints) -> Floats:
         """Return the seconds of regions of a part on these devices, [..., devices]; of summands by what they add up."""

@@ -161,3 +161,20 @@ def test_layers_that_are_alike_go_on_at_the_pace_of_the_second():
     assert often == pytest.approx(unfolded)
     assert [(step.repeats, step.layers) for step in steps] == [(1, ""), (5, "0-4")]
     assert sum(step.repeats * step.times.end.max() for step in steps) == pytest.approx(often)
+
+
+@pytest.mark.parametrize("ahead_s", [0.2, 3.0, 50.0])
+def test_who_has_nothing_to_do_may_be_ahead_of_layers_that_are_alike(ahead_s):
+    """It hears of a token late, and computes nothing: the others' layers, of 0.7 s, are not over before it has."""
+    three = machine(3)
+    heard = messages([[0, 0, 0], [0, 0, 0], [0, 0, 0]], taking=(0.0, 0.0, ahead_s))
+    layer = (np.array([[0.3, 0.4, 0.0]]), messages([[0, 2e4, 0], [3e4, 0, 0], [0, 0, 0]], taking=(0.01, 0.01, 0.0)))
+
+    def turns(often, **facts):
+        return [ClockTurn((np.zeros((1, 3)), heard), "heard"), *[ClockTurn(layer, "layer", **facts)] * often]
+
+    folded, unfolded = turns(1, layers=Span(0, 9), repeats=9), turns(9)
+    steps = priced(three, folded)
+
+    assert together_s(three, folded) == pytest.approx(together_s(three, unfolded))
+    assert sum(step.repeats * step.times.end.max() for step in steps) == pytest.approx(together_s(three, unfolded))
