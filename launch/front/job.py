@@ -14,8 +14,9 @@ from typing import BinaryIO
 
 from launch.base import shell
 from launch.front.places import StartPlace
-from launch.front.sieve import ERRORS, OUTPUT, Sieve, reasons
+from launch.front.sieve import ERRORS, OUTPUT, Sieve
 from launch.start.hostfile import clean_lines
+from launch.start.last_words import reasons
 from launch.start.mpirun import hostfile_text, how_it_ended, mpirun_command, mpirun_environment, need_mpirun
 from solver.base.cache import cache_folder
 from solver.base.errors import HeptiError, explained

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.base import shell
+from launch.start.last_words import reasons
 from launch.start.mpirun import how_it_ended, mpirun_environment, signal_name
 
 # Of what mpirun and the ranks say, so many lines may tell why they ended.
@@ -123,10 +124,10 @@ class RankJob:
             return f"mpirun's daemon did not start on {found[1]}"
         code = self.code or 0
         ours = [line.partition(OURS)[2].partition(": ")[2] or line for line in self._words if OURS in line]
-        others = [line for line in self._words if line.strip("- \n") and not line.startswith("note: ")]
-        if code >= 0 and (ours or others):
-            return " ".join((ours or others)[-1].split())
-        return how_it_ended(code)
+        if code >= 0 and ours:
+            return " ".join(ours[-1].split())
+        others = "".join(line for line in self._words if not line.startswith("note: "))
+        return next(reasons(others), how_it_ended(code)) if code >= 0 else how_it_ended(code)
 
     async def end(self, *, hard: bool) -> None:
         """End mpirun: `hard` where it would wait for boards that do not answer, else in order, so that it cleans up."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.front.sieve import ERRORS, OUTPUT, Sieve, reasons
+from launch.front.sieve import ERRORS, OUTPUT, Sieve
 from solver.base.front import BEGUN
 
 FRAME = b"-" * 74 + b"\nprterun detected that one or more processes exited\nwith code 2\n" + b"-" * 74 + b"\n"
@@ -69,25 +69,3 @@ def test_a_line_without_an_end_is_passed_on_at_once():
 
 def test_a_complaint_that_is_the_rest_of_a_line_does_not_count():
     assert not sieved(BEGINS, (ERRORS, b"note: hepti run: x\n"))[3].complained
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        FRAME.decode(),
-        SHORT.decode() + "ImportError: no module\n",
-        f"{'-' * 74}\nprterun noticed that process rank 2 with PID 17 on node pi-2 exited on\n"
-        f"signal 9 (Killed).\n{'-' * 74}\n",
-        "[pi-2:00000] *** An error occurred in Socket closed\n"
-        "[pi-2:00000] ***    and MPI will try to terminate your MPI job as well)\n"
-        f"{'-' * 74}\nprterun has exited due to process rank 2 with PID 0 on node pi-2 calling\n"
-        f'"abort". This may have caused other processes to be terminated.\n{"-" * 74}\n',
-    ],
-    ids=["frame", "ours", "killed", "aborted"],
-)
-def test_the_likeliest_reason_is_one_line(said, kept):
-    kept(next(reasons(said)))
-
-
-def test_without_a_word_there_is_no_reason():
-    assert list(reasons("")) == []

@@ -1,5 +1,7 @@
 """What heartbeats say is lost, and how it is named."""
 
+import asyncio
+import sys
 import time
 from types import SimpleNamespace
 
@@ -159,3 +161,16 @@ def test_a_board_s_ranks_are_the_devices_that_it_is_of_all():
     assert site.devices(("pi-0", "pi-2")) == (0, 2)
     assert site.hostfile_text(("pi-0", "pi-2")) == "pi-0 slots=1\npi-2 slots=1\n"
     assert Site(("localhost",), 4, alone=True).hostfile_text(("localhost",)) == "localhost slots=4\n"
+
+
+def test_why_mpirun_did_not_start_is_the_first_that_it_says(tmp_path, kept):
+    """And not the end of a line that it has wrapped."""
+    said = f"{'-' * 74}\nThe directory could not be\nmade:\n\n  Error: no room\n\nPlease check\nagain.\n{'-' * 74}\n"
+
+    async def words():
+        command = [sys.executable, "-c", f"import sys; sys.stderr.write({said!r}); sys.exit(1)"]
+        job = await RankJob.start(1, ["pi-0"], command, {}, tmp_path / "log")
+        await job.ended()
+        return job.words()
+
+    kept(asyncio.run(words()))
