@@ -188,7 +188,6 @@ def solve(
     if not mix_bound_s:
         near = [(first, some) for some in _of_other_kinds(first, searched, room, runs)]
         ways += near if before is None else near[:1]
-        ways += _by_itself(s, every, room) if fresh else ()
     elif before is None:
         # What layers cost among unlike ones may be more than among their like.
         by_rows = _undominated(_mixable(every)) if len(runs) > 1 else []
@@ -196,6 +195,7 @@ def solve(
             runs = _runs(by_rows, mix_by_rows)
             ways += [_sent(s, runs), (s, runs)]
         ways += _uniform(s, searched, room)
+    ways += _by_itself(s, every, room) if fresh else ()
     s, runs, better = _bettered(ways, Room(room, ~out), anew=before is None)
     if fresh:
         ways = [(replace(s, tile_rows=tile_rows), runs) for tile_rows in TILE_ROWS]
@@ -297,20 +297,24 @@ def _of_other_kinds(s: Setting, layers: Sequence[Configuration], room: Floats, r
     ordered = sorted(layers, key=lambda layer: layer.seconds)
     used = {layer.kind for layer, _ in runs}
     near = [one for one in one_of_each_kind(ordered) if one.seconds <= NEAR * ordered[0].seconds]
-    for layer in near[: OTHERS + 1]:
-        fits = (s.spec.layers * layer.held_bytes <= room).all()
-        if layer.kind not in used and fits:
+    for layer in _fitting(s, near[: OTHERS + 1], room):
+        if layer.kind not in used:
             yield [(layer, s.spec.layers)]
 
 
 def _by_itself(s: Setting, layers: Sequence[Configuration], room: Floats) -> Iterator[tuple[Setting, Runs]]:
     """Yield the ways of the fastest device alone that is nearly as fast: rows come to it, and leave it, in tiles."""
-    limit_s = NEAR * min(layer.seconds for layer in layers)
-    alone = [one for one in layers if len(one.crew) == 1 and one.kind == kind_by_rows(s.spec.blocks)]
-    for layer in sorted(alone, key=lambda layer: layer.seconds)[:1]:
-        if layer.seconds <= limit_s and (s.spec.layers * layer.held_bytes <= room).all():
+    fitting = sorted(_fitting(s, layers, room), key=lambda layer: layer.seconds)
+    alone = [one for one in fitting if len(one.crew) == 1 and one.kind == kind_by_rows(s.spec.blocks)]
+    for layer in alone[:1]:
+        if layer.seconds <= NEAR * fitting[0].seconds:
             runs = [(layer, s.spec.layers)]
             yield from ((replace(s, tile_rows=tile_rows), runs) for tile_rows in TILE_ROWS)
+
+
+def _fitting(s: Setting, layers: Iterable[Configuration], room: Floats) -> list[Configuration]:
+    """Return the layers that devices have room for in all layers."""
+    return [layer for layer in layers if (s.spec.layers * layer.held_bytes <= room).all()]
 
 
 def _sent_best(s: Setting, found: Sequence[Configuration], caps: Floats) -> tuple[Setting, list[Configuration]]:
@@ -347,8 +351,7 @@ def _uniform(s: Setting, found: Sequence[Configuration], room: Floats) -> list[t
     Tiles change what a mix costs by up to a fifth, but a mix is chosen without.
     """
     caps = np.maximum(room, 0.0) / s.spec.layers
-    fitting = [layer for layer in found if (layer.held_bytes <= caps).all()]
-    if not fitting:
+    if not (fitting := _fitting(s, found, room)):
         return []
     s, layers = _sent_best(s, one_of_each_kind(sorted(fitting, key=lambda layer: layer.seconds)), caps)
     return [(s, [(min(layers, key=lambda layer: layer.seconds), s.spec.layers)])]

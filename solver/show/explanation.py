@@ -56,7 +56,8 @@ def print_explanation(console: Console, cluster: Cluster, solution: Solution, fo
             "Memory is scarce: to the milliseconds of a layer is added what the memory that it takes would save others."
         )
     _print_plan(console, solution)
-    _print_limits(console, limits(cluster, solution), "a request")
+    alike = f" of layers like {solution.best.kind} alone" * bool(solution.mix_bound_s)
+    _print_limits(console, limits(cluster, solution), "a request", alike)
     _print_gap(console, solution)
     for name, added_s in _idle(cluster, solution, found).items():
         console.print(f"{name} has nothing: the best share for it makes a request {ms(added_s)} ms longer.")
@@ -88,8 +89,8 @@ def _once_alone(kinds: Sequence[KindTried]) -> list[KindTried]:
     return [kind for kind in kinds if len(kind.ranks) > 1 or first[kind.ranks] is kind]
 
 
-def _print_limits(console: Console, found: Sequence[Limit], what: str) -> None:
-    table = new_table(f"what limits {what}", "device", "its speed\nbinds ms", "its link\nbinds ms")
+def _print_limits(console: Console, found: Sequence[Limit], what: str, alike: str = "") -> None:
+    table = new_table(f"what limits {what}{alike}", "device", "its speed\nbinds ms", "its link\nbinds ms")
     for limit in found:
         table.add_row(limit.device, ms(limit.compute_s), ms(limit.link_s))
     console.print(table)

@@ -89,7 +89,8 @@ def print_comparison(
         compared = planned and system != plan.system
         ratio = f"{seconds / plan.predicted.seconds:.2f} times as fast" if compared else ""
         shown = ms(seconds) if planned else "-"
-        table.add_row(system, shown, ratio, style="bold" if system == plan.system else "dim" if lacks else "")
+        marked = system + " †" * bool(lacks)
+        table.add_row(marked, shown, ratio, style="bold" if system == plan.system else "dim" if lacks else "")
     console.print(table)
     print_notes(console, others)
     console.print(
@@ -100,17 +101,22 @@ def print_comparison(
 
 
 def print_limits(console: Console, solution: Solution, limits: Sequence[Limit]) -> None:
-    """Print what a layer's time is spent on, the most first; what whole heads and rows cost is for `--explain`."""
+    """Print what a request's time is spent on, the most first; what whole heads and rows cost is for `--explain`.
+
+    Nothing where memory is scarce: the program is of layers that are alike.
+    """
+    if solution.mix_bound_s:
+        return
     parts = [
         (seconds, f"{_ms(seconds)} {what} of {limit.device}")
         for limit in limits
         for what, seconds in (("compute", limit.compute_s), ("link", limit.link_s))
         if seconds > WORTH * solution.relaxed.seconds
     ]
-    spent = [words for _, words in sorted(parts, reverse=True)]
+    spent = ", ".join(words for _, words in sorted(parts, reverse=True))
     console.print(
-        f"What limits a layer, of {_ms(solution.relaxed.seconds)}: {', '.join(spent)}. "
-        "What is not named has time to spare."
+        f"What limits a request, of {_ms(solution.relaxed.seconds)} could heads and rows be parted: {spent}. "
+        "What is not named has time to spare; the rest is latency."
     )
 
 

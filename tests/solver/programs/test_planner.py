@@ -265,6 +265,16 @@ def test_what_is_said_to_be_missing_is_what_is_missing():
         solve(BERT_LARGE, given(0.95), 256)
 
 
+def test_where_memory_is_scarce_one_device_that_holds_all_is_not_forgotten():
+    """Over slow links: rank 0 would be the fastest, and lacks memory; a mix of it and others is slower than pi-1."""
+    spec = replace(BERT_LARGE, runs=(replace(BERT_LARGE.runs[0], layers=4),))
+    cluster = pis(24.6, 70, 24.6, 10, mbps=10, memory_gib=0.4)
+    alone = plan_that_fits("single", spec, cluster, 128)
+
+    assert alone.stages[0].active == (1,)
+    assert plan_that_fits("hepti", spec, cluster, 128).predicted_s <= alone.predicted_s * (1 + 1e-9)
+
+
 def test_one_device_alone_is_a_legal_optimum():
     solution = solve(BERT_LARGE, pis(24.6, 70, mbps=5), 256)
 

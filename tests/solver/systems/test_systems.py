@@ -69,6 +69,13 @@ def test_single_takes_the_fastest():
     assert cuts("single", 90, 90)[0].row_partition(7).counts == (7, 0)
 
 
+def test_single_takes_the_one_that_answers_first_and_holds_the_model():
+    """Over a slow link rank 0 answers before a board that is nine times as fast; with too little memory nobody else."""
+    slow, small = pis(10, 90, 20, mbps=1), pis(10, 90, 20).with_device(1, memory_bytes=2**20)
+
+    assert [make_plan("single", SPEC, cluster, 64).stages[0].active for cluster in (slow, small)] == [(0,), (2,)]
+
+
 def test_single_takes_the_device_that_is_named(kept):
     plan = make_plan("single:pi-2", SPEC, pis(10, 90, 20), 64)
 
