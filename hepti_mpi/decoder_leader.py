@@ -138,6 +138,10 @@ class DecoderLeader(Speaker):
         temperature = defaults.get("temperature", 0.0) if options.temperature is None else options.temperature
         top_p = defaults.get("top_p", 1.0) if options.top_p is None else options.top_p
         top_k = min(int(defaults.get("top_k", 0)), CANDIDATES)
+        drawing = [name for name in ("top_p", "seed") if getattr(options, name) is not None]
+        if not temperature and drawing:
+            name = drawing[0].replace("_", "-")
+            raise HeptiError(f"--{name} is for what is drawn, at temperature 0 nothing is: give --temperature, too")
         ending = Ending(answer_tokens(options), () if options.ignore_eos else model.eos, options.stop)
         self._usual = Wishes(ending, Sampling(temperature, top_p, top_k, options.seed))
         self._reader = PromptReader(

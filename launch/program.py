@@ -186,10 +186,12 @@ class StartedModel:
         self.path, self.kind = path, kind
         self._folder = folder
         self._labels: tuple[str, ...] = ()
+        self._width = 0  # of an embedding
         self._reads_texts = False
         if kind == ENCODER:
             with WeightsFile(path) as file:
-                self._labels, self._reads_texts = file.spec.labels, isinstance(file.spec.input, TextInput)
+                self._labels, self._width = file.spec.labels, file.spec.embedding_width
+                self._reads_texts = isinstance(file.spec.input, TextInput)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="hepti")
         self._thread.start()
@@ -225,14 +227,17 @@ class StartedModel:
             self._folder.cleanup()
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return the embeddings of texts, [texts, width], pooled and normalised as the checkpoint says."""
+        """Return the embeddings of texts, [texts, width], pooled and normalised as the checkpoint says.
+
+        A text that is longer than the model reads is refused.
+        """
         self._need("embed", ENCODER)
         if isinstance(texts, str):
             raise HeptiError("texts is one text: give a list")
         answers = self._answers([{"text": text} for text in texts])
         if any("embedding" not in answer for answer in answers):
             raise HeptiError(f"{self.path.name} is a classifier: classify answers")
-        return np.array([answer["embedding"] for answer in answers], np.float32)
+        return np.array([answer["embedding"] for answer in answers], np.float32).reshape(len(answers), self._width)
 
     def classify(self, asked: str | Path | bytes) -> list[LabelScore]:
         """Return the classes of a text or an image, the likeliest first; of a convolutional network the first five.
@@ -348,7 +353,11 @@ class StartedModel:
                 self._loop.call_soon_threadsafe(request.cancel)
 
     def _answers(self, lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        return self._wait(self._talking().answers(lines))
+        answers = self._wait(self._talking().answers(lines))
+        for number, answer in enumerate(answers):
+            if answer.get("truncated"):
+                raise HeptiError(f"text {number} is longer than {self.path.name} reads: shorten it")
+        return answers
 
     def _need(self, method: str, *kinds: str) -> None:
         if self.kind not in kinds:

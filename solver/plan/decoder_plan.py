@@ -211,6 +211,8 @@ class DecoderPlan:
             self._check_outputs(model, stage)
             self._check_keys(stage)
             self._check_rows(stage)
+        if self.rows_from and not any(stage.rows for stage in self.stages):
+            raise InfeasiblePlanError(f"rows_from is {self.rows_from}, and no run has rows: leave it out")
         last_ranks = self.stages[-1].ranks
         self._check_words("head", model, self.words, last_ranks, "the last stage")
         if self.hidden is not None:

@@ -58,6 +58,7 @@ def test_bad_usage_ends_a_job(tiny, refused):
 def test_what_does_not_fit_the_model_or_is_not_there(tiny, refused):
     for options in (
         ("--context", 2), ("--context", 1000), ("--tokens", 9, "--context", 8), ("--tokens", 1000),
+        ("--top-p", 0.5), ("--temperature", 0, "--seed", 3),
         ("--system", "hepty"), ("--cluster", "mixed5"), ("--plan", "/none.json"),
     ):  # fmt: skip
         refused(*generate(tiny, *SAY, *options))

@@ -77,7 +77,7 @@ def test_texts_become_the_embeddings_of_transformers(embedding, sentence):
     wanted = np.array([sentence.expected(ids(sentence, text))["embedding"] for text in TEXTS])
     assert (found.dtype, found.shape) == (np.float32, wanted.shape)
     assert np.abs(found - wanted).max() < 1e-4
-    assert embedding.embed([]).shape[0] == 0
+    assert embedding.embed([]).shape == (0, wanted.shape[1])
 
 
 def test_many_texts_of_many_threads_are_answered_in_order(embedding):
@@ -94,6 +94,7 @@ def test_what_cannot_be_answered_is_one_line_and_ends_nothing(embedding, sentenc
     for ask, words in (
         (lambda: embedding.embed([TEXTS[0], " "]), "request 2: the text is empty"),
         (lambda: embedding.embed(TEXTS[0]), "texts is one text: give a list"),
+        (lambda: embedding.embed([TEXTS[0], "home " * 999]), "text 1 is longer than"),
         (lambda: embedding.generate("x"), f"{sentence.path.name} is an encoder, generate needs a language model"),
         (lambda: embedding.classify("x"), "is no classifier"),
     ):

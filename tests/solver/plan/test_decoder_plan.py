@@ -53,6 +53,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_number(kept):
         {"rows_from": 8, "stages": (replace(STAGE, shares=shares([6, 0, 0], [64, 0, 32]), rows=(1, 1, 1)),)},
         {"rows_from": 8, "stages": (replace(STAGE, rows=(0, 0, 0)),)},
         {"rows_from": 1, "stages": (replace(STAGE, rows=(1, 1, 1)),)},
+        {"rows_from": 64},
     ]
 
     kept(refused.said(lambda changes: replace(PLAN, **changes).check(model(hidden=96), 3), cases, InfeasiblePlanError))
