@@ -227,12 +227,12 @@ def _open_data(data: bytes) -> Image.Image:
     opened = Image.open(BytesIO(data), formats=DATA_FORMATS)
     if opened.width * opened.height > MOST_PIXELS:
         size = f"{opened.width} by {opened.height}"
-        raise HeptiError(f"cannot read image_data: it has {size} pixels, at most {MOST_PIXELS} are read")
+        raise HeptiError(f"cannot read the image: it has {size} pixels, at most {MOST_PIXELS} are read")
     return opened
 
 
 def _name(file: Path | bytes) -> str:
-    return "image_data" if isinstance(file, bytes) else f"image {file}"
+    return "the image" if isinstance(file, bytes) else f"image {file}"
 
 
 def _resized(width: int, height: int, resize: tuple[int, ...]) -> tuple[int, int]:

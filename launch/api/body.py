@@ -39,9 +39,7 @@ class Fields:
 
     def text(self, name: str) -> str:
         """Return a string that must be there."""
-        if name not in self:
-            raise ApiError(400, f"{name} is missing, it must be a string", name, "missing_required_parameter")
-        return check_text(self._table[name], name)
+        return check_text(self.value(name), name)
 
     def flag(self, name: str, *, otherwise: bool = False) -> bool:
         """Return a boolean; `otherwise` where it is not there."""
@@ -63,7 +61,9 @@ class Fields:
         value = self._table.get(name)
         if value is None:
             return None
-        if type(value) is not int:
+        if type(value) not in (int, float):
+            raise wrong(name, "a whole number", value)
+        if not isinstance(value, int):
             raise ApiError(400, f"{name} is {shown(value)}, must be a whole number", name, "invalid_type")
         self._check_range(name, value, least, most)
         return value
@@ -120,7 +120,9 @@ def check_text(value: Any, name: str) -> str:
 
 
 def wrong(name: str, wanted: str, value: Any) -> ApiError:
-    """Return what says that a field is of another kind than it must be."""
+    """Return what says that a field is of another kind than it must be, or is missing."""
+    if value is None:
+        return ApiError(400, f"{name} is missing, it must be {wanted}", name, "missing_required_parameter")
     return ApiError(400, f"{name} must be {wanted}, not {kind_of(value)}", name, "invalid_type")
 
 

@@ -116,6 +116,8 @@ class Endpoint(ABC):
         if (logprobs := self._logprobs(body)) is not None:
             common["logprobs"] = logprobs
         streams, tells_usage = body.flag("stream"), body.object("stream_options").flag("include_usage")
+        if "stream_options" in body and not streams:
+            raise ApiError(400, "stream_options are for a stream: ask for one, too", "stream_options", "invalid_value")
         if echoes := self._echoes(body):
             common |= _told_prompt(logprobs, streams=streams, schema=schema)
         most_field, most = self._most_tokens(body)

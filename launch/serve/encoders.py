@@ -261,9 +261,6 @@ def _pairs(given: Any) -> list[tuple[str, str]] | None:
 
 def _documents(given: Any, name: str) -> list[str]:
     """Return texts: one, or a list, each a string or like {"text": "…"}."""
-    if given is None:
-        complaint = f"{name} is missing, it must be a string or a list of strings"
-        raise ApiError(400, complaint, name, "missing_required_parameter")
     entries = [given] if isinstance(given, str) else given
     if not isinstance(entries, list):
         raise wrong(name, "a string or a list of strings", given)

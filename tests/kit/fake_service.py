@@ -115,7 +115,7 @@ class FakeModel:
     async def _look(self, line):
         await self._step()
         if line["image_data"] == "bm9uZQ==":  # "none"
-            self.journal.take({"id": line["id"], "error": "cannot read image_data: it is no image"})
+            self.journal.take({"id": line["id"], "error": "cannot read the image: it is no image"})
             return
         top = [{"label": "cat", "score": 0.75}, {"label": "board", "score": 0.25}]
         self.journal.take({"id": line["id"], "seconds": 0.1, **top[0], "top5": top})

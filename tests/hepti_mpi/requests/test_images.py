@@ -137,7 +137,7 @@ def test_a_line_has_an_image_in_itself_without_a_folder(kind, monkeypatch):
         (encoded(Image.new("RGB", (8, 8)), "TIFF"), "it is no image"),  # formats that cameras seldom make are not tried
         (encoded(Image.new("RGB", (8, 8)), "EPS"), "it is no image"),  # Pillow would run another program
         (encoded(Image.new("1", (10_000, 5_001)), "PNG"), "10000 by 5001 pixels"),
-        (encoded(Image.new("RGB", (8, 8), "red"), "PNG")[:60], "cannot read image_data: "),
+        (encoded(Image.new("RGB", (8, 8), "red"), "PNG")[:60], "cannot read the image: "),
     ],
 )
 def test_what_is_no_image_in_a_line_is_one_complaint(data, problem, monkeypatch):
