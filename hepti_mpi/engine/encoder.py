@@ -114,8 +114,7 @@ class EncoderProgram(Compiled):
             if last and layer and layer != last:
                 yield
             last = layer or last
-            for call in calls:
-                call()
+            self._run_block(name, calls)
         yield
 
     def _coding(self, step: OwnExchange) -> Coding:

@@ -104,11 +104,15 @@ class Compiled(ABC):
 
     def _run(self) -> None:
         """Run all calls."""
-        trace = self._group.traffic.trace
         for name, calls in self._blocks:
-            with trace.block(name) if trace is not None and name else nullcontext():
-                for call in calls:
-                    call()
+            self._run_block(name, calls)
+
+    def _run_block(self, name: str, calls: Iterable[CompiledCall]) -> None:
+        """Run the calls of a block; "": of none."""
+        trace = self._group.traffic.trace
+        with trace.block(name) if trace is not None and name else nullcontext():
+            for call in calls:
+                call()
 
     @property
     def taken_bytes(self) -> int:

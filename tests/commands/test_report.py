@@ -142,6 +142,21 @@ def test_the_report_of_standard_input_lists_what_was_answered(converted, tmp_pat
     assert one["requests_per_s"] is one["predicted_requests_per_s"] is None
 
 
+def blocks_of(checkpoint):
+    """Return what the blocks of a model are called in traces."""
+    layers = range(checkpoint.model.config.num_hidden_layers)
+    return {f"layer {layer} {block}" for layer in layers for block in ("attention", "mlp")}
+
+
+def test_the_trace_of_a_rank_alone_names_its_blocks(converted, tmp_path):
+    checkpoint = converted("bert")
+
+    succeeded(jobs(1, "--model", checkpoint.path, "--random", 20, "--trace", tmp_path / "trace.json"))
+
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["name"] for event in events} == blocks_of(checkpoint) | {"outside the layers", "thread_name"}
+
+
 def test_the_trace_covers_the_last_request_on_every_rank(converted, tmp_path):
     """Blocks follow each other without gaps, layer by layer; waits lie within; the clocks agree."""
     checkpoint = converted("bert")
@@ -158,9 +173,7 @@ def test_the_trace_covers_the_last_request_on_every_rank(converted, tmp_path):
     for rank in range(RANKS):
         mine = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["tid"] == rank]
         blocks = [event for event in mine if event["cat"] == "compute"]
-        named = {f"layer {layer} {block}" for layer in range(checkpoint.model.config.num_hidden_layers)
-                 for block in ("attention", "mlp")}  # fmt: skip
-        assert {event["name"] for event in blocks} <= named | {"outside the layers"}
+        assert {event["name"] for event in blocks} <= blocks_of(checkpoint) | {"outside the layers"}
         took_s = sum(event["dur"] for event in blocks) / 1e6
         assert 0 < took_s < seconds + 0.05
         assert sum(event["dur"] for event in mine if event["cat"] == "wait") / 1e6 < took_s
