@@ -143,7 +143,9 @@ def add_measuring(parser: Parser) -> None:
     measure.add_argument("--warmup", type=int, default=0, metavar="N", help="and N times before, untimed")
     measure.add_argument("--report", type=Path, metavar="FILE.json", help="write plan, times and bytes of every rank")
     measure.add_argument("--trace", type=Path, metavar="FILE.json", help="write the last request as a Chrome trace")
-    measure.add_argument("--watch", action="store_true", help="show every device's share, speed and waiting, live")
+    measure.add_argument(
+        "--watch", action="store_true", help="show every device's share, speed and waiting, live (goes with --replan)"
+    )
     measure.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 

@@ -35,7 +35,7 @@ from typing import Any
 
 from solver.base.command import whole_file
 from solver.base.errors import HeptiError, explained
-from solver.base.phrases import did_you_mean
+from solver.base.phrases import counted, did_you_mean
 from solver.cluster.curves import Curves, curves_from_table, curves_to_table, derived_curves
 from solver.cluster.decoder_curves import (
     DecoderSpeeds,
@@ -188,8 +188,8 @@ class Cluster:
         """Return the cluster of the first `ranks` devices; `source` names the file in the error."""
         if ranks > len(self.devices):
             raise HeptiError(
-                f"{source} has {len(self.devices)} devices, the job has {ranks} ranks: "
-                f"start {len(self.devices)} ranks or add devices"
+                f"{source} has {counted(len(self.devices), 'device')}, the job has {ranks} ranks: start "
+                f"{counted(len(self.devices), 'rank')} or add devices"
             )
         return self.only(range(ranks))
 

