@@ -11,7 +11,7 @@ from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan
-from solver.programs.decoder_shares import CrewTried, crews_tried, least_shares, parted_around
+from solver.programs.decoders.shares import CrewTried, crews_tried, least_shares, parted_around
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.bound import answer_bound_s
 from solver.schedule.decoders.cost import answer_seconds, predicted, price_pass, setting_of

@@ -1,7 +1,7 @@
 """EdgeShard: Zhang et al., "EdgeShard: Efficient LLM Inference via Collaborative Edge Computing", arXiv 2405.14371.
 
 Contiguous shards of layers on a chosen subset of the devices; for one request, the least sum of compute and transfers,
-by a dynamic program over (layers done, devices used, last device):
+by a dynamic program over (layers done, devices used, last device), `solver.programs.path`:
 
     f(0, {}, source) = 0
     f(j, U + v, v) = min over i < j, u of f(i, U, u) + comm(u, v) + comp(v, i..j)    if v is not in U and i..j fit on v
@@ -22,6 +22,7 @@ from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan
+from solver.programs.path import Leg, best_path
 from solver.schedule.encoders.layer_table import Integers
 from solver.schedule.encoders.memory import layers_do_not_fit, weights_room, whole_layer_bytes
 from solver.schedule.encoders.stages import chain, layer_seconds
@@ -72,35 +73,15 @@ def least_sum(
     -------
     (seconds, [(device, number of layers), ...]) or None
     """
-    p = seconds.size
-    done = np.arange(layers + 1)
+    done, devices = np.arange(layers + 1), np.eye(seconds.size, dtype=int)
     count = done[None, :] - done[:, None]  # [i, j]: layers i..j
-    shard = [np.where((count > 0) & (count <= holds[v]), count * seconds[v], np.inf) for v in range(p)]
-    start = np.where(done == 0, 0.0, np.inf)
-    # (set of devices, last device) -> least seconds by layers done, and for each the layers done before the last shard.
-    table: dict[tuple[int, int], tuple[Floats, Integers, Integers]] = {}
-    for used in range(1, 1 << p):
-        for v in (v for v in range(p) if used >> v & 1):
-            before = [(-1, start + hops[0, v])] if used == 1 << v else []
-            rest = used & ~(1 << v)
-            before += [(u, table[rest, u][0] + hops[1 + u, v]) for u in range(p) if rest >> u & 1]
-            arrived = np.stack([reached for _, reached in before])
-            from_u = arrived.argmin(0)
-            sums = arrived.min(0)[:, None] + shard[v]
-            from_i = sums.argmin(0)
-            last = np.array([u for u, _ in before])[from_u[from_i]]
-            table[used, v] = sums.min(0), from_i, last
-    ends = {state: float(found[0][layers] + back[state[1]]) for state, found in table.items()}
-    used, v = min(ends, key=lambda state: ends[state])
-    if not np.isfinite(best := ends[used, v]):
-        return None
-    shards, j = [], layers
-    while j:
-        _, from_i, last = table[used, v]
-        i, u = int(from_i[j]), int(last[j])
-        shards.append((v, j - i))
-        used, v, j = used & ~(1 << v), u, i
-    return best, shards[::-1]
+    legs = [
+        Leg(tuple(devices[v].tolist()), np.where((count > 0) & (count <= holds[v]), count * seconds[v], np.inf), v)
+        for v in range(seconds.size)
+    ]
+    behind_any = np.repeat(hops[1:, :, None], layers + 1, 2)
+    found = best_path(legs, (1,) * seconds.size, behind_any, start=hops[0], back=back)
+    return None if found is None else (found.seconds, found.legs)
 
 
 def _filled(order: list[int], holds: Integers, layers: int) -> list[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 DSD 2022, arXiv 2110.14895. Contiguous stages, one device each, so that the slowest stage or link is as fast as can be:
 throughput, not the latency of one request. A layer has four sub-layers (`solver.model.sublayers`), and a stage may end
-behind any. The dynamic program runs over device types, since boards of one type are interchangeable:
+behind any. The dynamic program (`solver.programs.path`) runs over device types, as boards of one are interchangeable:
 
     h(i, C, u)  least bottleneck with the first i sub-layers done by C[t] devices of every type t, the next on type u
     h(0, 0, u) = 0
@@ -35,7 +35,7 @@ from solver.cluster.curves import Floats
 from solver.model.spec import ModelSpec
 from solver.model.sublayers import HALVES, widths
 from solver.plan.plan import Plan, Wire
-from solver.schedule.encoders.layer_table import Integers
+from solver.programs.path import Leg, best_path
 from solver.schedule.encoders.memory import layers_do_not_fit, weights_room, whole_layer_bytes
 from solver.schedule.encoders.stages import chain_of_sublayers, sublayer_seconds
 
@@ -159,51 +159,19 @@ def best_stages(boards: list[Boards], units: StageUnits) -> ChosenStages | None:
     (seconds, [(type, number of units), ...]) or None
         The bottleneck and the stages; None where the model does not fit.
     """
-    kinds, last = range(len(boards)), units.weights.size
     comp = [_stage_seconds(board, units) for board in boards]
-    comm = [[units.sent / min(one.bandwidth, other.bandwidth) for other in boards] for one in boards]
-    # By C and u: h over i, and for every i the type and the beginning of the stage before.
-    level: dict[tuple[tuple[int, ...], int], tuple[Floats, Integers, Integers]] = {}
-    nothing = np.zeros(last + 1, int)
-    for u in kinds:
-        level[(0,) * len(boards), u] = np.where(np.arange(last + 1) == 0, 0.0, np.inf), nothing, nothing
-    known, best, end = dict(level), math.inf, None
-    while level:
-        following: dict[tuple[tuple[int, ...], int], tuple[Floats, Integers, Integers]] = {}
-        for (used, u), (reached, _, _) in level.items():
-            if used[u] == len(boards[u].ranks):
-                continue
-            worst = np.maximum(reached[:, None], comp[u])
-            begin, least = worst.argmin(0), worst.min(0)
-            if least[last] < best:
-                best, end = float(least[last]), (used, u, int(begin[last]))
-            after = (*used[:u], used[u] + 1, *used[u + 1 :])
-            for v in kinds:
-                seconds = np.maximum(least, comm[u][v])
-                seconds[(seconds >= best) | (np.arange(last + 1) == last)] = np.inf
-                if not np.isfinite(seconds).any():
-                    continue
-                before, by, since = following.get((after, v), (np.full(last + 1, np.inf), nothing, nothing))
-                nearer = seconds < before
-                following[after, v] = (
-                    np.where(nearer, seconds, before), np.where(nearer, u, by), np.where(nearer, begin, since)
-                )  # fmt: skip
-        known |= following
-        level = following
-    if end is None:
+    comm = np.array([[units.sent / min(one.bandwidth, other.bandwidth) for other in boards] for one in boards])
+    kinds, nothing = np.eye(len(boards), dtype=int), np.zeros(len(boards))
+    legs = [Leg(tuple(kinds[kind].tolist()), own, kind) for kind, own in enumerate(comp)]
+    free = tuple(len(board.ranks) for board in boards)
+    found = best_path(legs, free, comm, start=nothing, back=nothing, slowest=True)
+    if found is None:
         return None
-    used, u, j = end
-    order = [u]
-    while j:
-        _, by, since = known[used, u]
-        u, j = int(by[j]), int(since[j])
-        used = (*used[:u], used[u] - 1, *used[u + 1 :])
-        order.append(u)
-    return best, _least_sent(order[::-1], best, comp, comm, units)
+    return found.seconds, _least_sent([kind for kind, _ in found.legs], found.seconds, comp, comm, units)
 
 
 def _least_sent(
-    order: list[int], bottleneck: float, comp: list[Floats], comm: list[list[Floats]], units: StageUnits
+    order: list[int], bottleneck: float, comp: list[Floats], comm: Floats, units: StageUnits
 ) -> list[tuple[int, int]]:
     """Return the stages on these types that send least, none slower than the bottleneck."""
     last = units.weights.size
@@ -211,7 +179,7 @@ def _least_sent(
     for u, v in zip(order, [*order[1:], order[-1]], strict=True):
         sums = np.where(comp[u] <= bottleneck, sent[:, None], np.inf)
         begins.append(sums.argmin(0))
-        sent = sums.min(0) + np.where(comm[u][v] <= bottleneck, units.sent, np.inf)
+        sent = sums.min(0) + np.where(comm[u, v] <= bottleneck, units.sent, np.inf)
     stages, j = [], last
     for u, begin in zip(reversed(order), reversed(begins), strict=True):
         stages.append((u, j - int(begin[j])))

@@ -1,14 +1,9 @@
 """Hepti's own plan of a language model: the best of shares in one stage, of any devices, and of stages.
 
-Shares: `solver.programs.decoder_shares`. Stages pay where memory is scarce, and where links are so slow that exchanges
-within layers cost more than devices that wait. Layers go to stages by a dynamic program over the
-sets U of devices that are used and the layers j that are done; a stage is a set T of devices, c_T the seconds of a
-layer on them (in shares as fast as they are, with its sums), h_T of the hop to them, and m_T the layers that they hold:
-
-    f(0, {}) = 0
-    f(j, U + T) = min over i < j of f(i, U) + (j - i) c_T + h_T     if no device of T is in U, and j - i <= m_T
-    answer = min over U of f(L, U), where m_T of the last stage leaves room for the head
-
+Shares: `solver.programs.decoders.shares`. Stages pay where memory is scarce, and where links are so slow that exchanges
+within layers cost more than devices that wait. Layers go to stages by the dynamic program of `solver.programs.path`: a
+leg is a set T of devices; its j layers take j c_T + h_T, with c_T the seconds of a layer in shares as fast as they are,
+with its sums, and h_T of the hop to them. It holds m_T layers; the last leg has to leave room for the head.
 Within a stage of several devices shares are found as for one. Of more than MOST devices it sees the fastest.
 """
 
@@ -24,9 +19,11 @@ from solver.base.arrays import FLOAT_BYTES
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Span
 from solver.cluster.cluster import MIB, Cluster
+from solver.cluster.curves import Floats
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, all_on, stage_on, whole_on
-from solver.programs.decoder_shares import StageTask, best_shares
+from solver.programs.decoders.shares import StageTask, best_shares
+from solver.programs.path import Leg, best_path
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import (
     DecoderSetting,
@@ -162,46 +159,22 @@ def _hop_s(s: DecoderSetting, ranks: tuple[int, ...], rows: int) -> float:
 
 def best_stages(sets: list[StageSet], layers: int) -> list[ChosenStage]:
     """Run the dynamic program; no stages where memory has no room for the layers."""
-    done = np.arange(layers + 1)
-    count = done[None, :] - done[:, None]
-    costs = {
-        own.ranks: tuple(
-            np.where((count > 0) & (count <= holds), count * own.layer_s + own.hop_s, np.inf)
-            for holds in (own.holds, own.holds_last)
+    count = np.arange(layers + 1) - np.arange(layers + 1)[:, None]
+    devices = sorted({rank for own in sets for rank in own.ranks})
+
+    def seconds(own: StageSet, holds: int) -> Floats:
+        return np.where((count > 0) & (count <= holds), count * own.layer_s + own.hop_s, np.inf)
+
+    legs = [
+        Leg(
+            tuple(int(rank in own.ranks) for rank in devices), seconds(own, own.holds),
+            last=seconds(own, own.holds_last),
         )
         for own in sets
-    }
-    nothing = np.zeros(layers + 1, int)
-    # By the devices used: least seconds over the layers done, and for each the last stage and where it began.
-    table = {frozenset[int](): (np.where(done == 0, 0.0, np.inf), nothing, nothing)}
-    best, end = np.inf, (frozenset[int](), 0, 0)
-    for used in (frozenset[int](), *sorted((frozenset(own.ranks) for own in sets), key=len)):
-        if used not in table:
-            continue
-        reached = table[used][0]
-        for number, own in enumerate(sets):
-            if not used.isdisjoint(own.ranks):
-                continue
-            within, last = (reached[:, None] + cost for cost in costs[own.ranks])
-            if last[:, layers].min() < best:
-                best, end = float(last[:, layers].min()), (used, number, int(last[:, layers].argmin()))
-            after, seconds = used.union(own.ranks), within.min(0)
-            before, by, since = table.get(after, (np.full(layers + 1, np.inf), nothing, nothing))
-            nearer = seconds < before
-            by, since = np.where(nearer, number, by), np.where(nearer, within.argmin(0), since)
-            table[after] = np.where(nearer, seconds, before), by, since
-    if not np.isfinite(best):
-        return []
-    chosen: list[ChosenStage] = []
-    (used, number, begin), stop = end, layers
-    while True:
-        chosen.append((sets[number].ranks, stop - begin))
-        if not begin:
-            return chosen[::-1]
-        stop = begin
-        _, by, since = table[used]
-        number, begin = int(by[stop]), int(since[stop])
-        used = used.difference(sets[number].ranks)
+    ]  # fmt: skip
+    nothing = np.zeros(1)
+    found = best_path(legs, (1,) * len(devices), np.zeros((1, 1, layers + 1)), start=nothing, back=nothing)
+    return [] if found is None else [(sets[number].ranks, size) for number, size in found.legs]
 
 
 def _no_room(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, task: StageTask) -> InfeasiblePlanError:

@@ -15,7 +15,7 @@ from solver.base.spans import Span
 from solver.cluster.cluster import Cluster, Link
 from solver.model.kinds.part import FFN, HEAD
 from solver.model.named_decoders import named_decoder
-from solver.programs.decoder_shares import StageTask, best_shares
+from solver.programs.decoders.shares import StageTask, best_shares
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import answer_seconds, answers_seconds, setting_of
 from solver.schedule.decoders.memory import rank_memory

@@ -1,0 +1,1 @@
+"""Shares of a language model."""
