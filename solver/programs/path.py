@@ -54,11 +54,11 @@ class FoundPath:
     legs: list[tuple[int, int]]
 
 
-Used = tuple[int, ...]  # of every resource
+Taken = tuple[int, ...]  # of every resource
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ways:
+class WaysThere:
     """The best ways to have done so many units where the next leg begins at a port, [ports, L + 1] each.
 
     Their seconds, and by which leg, and from which unit on, they came.
@@ -68,17 +68,17 @@ class Ways:
     leg: Integers
     since: Integers
 
-    def or_by(self, seconds: Floats, leg: int, since: Integers) -> Ways:
+    def or_by(self, seconds: Floats, leg: int, since: Integers) -> WaysThere:
         """Return the better ones of these and of a leg's."""
         nearer = seconds < self.seconds
-        return Ways(
+        return WaysThere(
             np.where(nearer, seconds, self.seconds), np.where(nearer, leg, self.leg),
             np.where(nearer, since, self.since),
         )  # fmt: skip
 
 
 def best_path(
-    legs: Sequence[Leg], free: Used, hops: Floats, *, start: Floats, back: Floats, slowest: bool = False
+    legs: Sequence[Leg], free: Taken, hops: Floats, *, start: Floats, back: Floats, slowest: bool = False
 ) -> FoundPath | None:
     """Run the dynamic program; None where no path takes all units.
 
@@ -95,9 +95,9 @@ def best_path(
     """
     along, done = np.maximum if slowest else np.add, np.arange(hops.shape[-1])
     nothing = np.zeros(hops.shape[1:], int)
-    nowhere = Ways(np.full(nothing.shape, np.inf), nothing, nothing)
+    nowhere = WaysThere(np.full(nothing.shape, np.inf), nothing, nothing)
     begin = np.where(done == 0, start[:, None], np.inf)
-    levels = [dict[Used, Ways]() for _ in range(sum(free) + 1)]  # by how much of all is used
+    levels = [dict[Taken, WaysThere]() for _ in range(sum(free) + 1)]  # by how much of all is used
     levels[0][(0,) * len(free)] = nowhere.or_by(begin, 0, nothing)
     best, end = np.inf, None
     for level in levels:
@@ -118,7 +118,7 @@ def best_path(
 
 
 def _walked(
-    legs: Sequence[Leg], levels: Sequence[dict[Used, Ways]], used: Used, leg: int, since: int
+    legs: Sequence[Leg], levels: Sequence[dict[Taken, WaysThere]], used: Taken, leg: int, since: int
 ) -> list[tuple[int, int]]:
     """Return the legs of a path by its last one, in order: their numbers, and how many units they take."""
     stop = len(legs[leg].seconds) - 1
