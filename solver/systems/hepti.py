@@ -56,20 +56,28 @@ def solve_hepti(
         if other is None:
             raise
         return other, None
-    # Where the fastest layer fits everywhere, no device by itself is faster than it.
-    other = _published(spec, cluster, rows, wire) if solution.mix_bound_s else None
+    # Where the fastest layer fits everywhere, no device by itself is faster than it; but a narrow link may lead round.
+    other = None
+    if solution.mix_bound_s or cluster.links:
+        other = _published(spec, cluster, rows, wire, scarce=bool(solution.mix_bound_s))
     if other is None or solution.plan.predicted_s <= other.predicted_s:
         return solution.plan, solution
     return other, None
 
 
-def _published(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire) -> Plan | None:
-    """Return the plan by another system that answers a request soonest; None if none fits."""
+def _published(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire, *, scarce: bool = True) -> Plan | None:
+    """Return the plan by another system that answers a request soonest; None if none fits.
+
+    `scarce`: whether memory is; else of stages alone that add up to the least.
+    """
     p = len(cluster.devices)
-    # Who balances stages uses all devices: of few, all groups are tried.
-    groups = [group for size in range(2, p) for group in combinations(range(p), size)] if p <= FEW else []
-    planners = [partial(make, spec, cluster, rows) for make in (plan_edgeshard, plan_galaxy, plan_grid2d)]
-    planners += [partial(plan_pipeedge, spec, cluster.only(group), rows, wire) for group in (*groups, tuple(range(p)))]
+    planners = [partial(plan_edgeshard, spec, cluster, rows)]
+    if scarce:
+        # Who balances stages uses all devices: of few, all groups are tried.
+        groups = [group for size in range(2, p) for group in combinations(range(p), size)] if p <= FEW else []
+        groups.append(tuple(range(p)))
+        planners += [partial(make, spec, cluster, rows) for make in (plan_galaxy, plan_grid2d)]
+        planners += [partial(plan_pipeedge, spec, cluster.only(group), rows, wire) for group in groups]
     found = []
     for make in planners:
         with suppress(InfeasiblePlanError):

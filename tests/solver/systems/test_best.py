@@ -16,6 +16,7 @@ from solver.schedule.encoders.memory import weights_room
 from solver.schedule.encoders.stages import predict_plan
 from solver.show.comparison import compare
 from solver.systems import plans_for
+from tests.kit.clusters import pis
 from tests.lab.bench_plans import rivals
 from tests.sweeps import ALL, pairs, seeds
 
@@ -47,6 +48,19 @@ def test_no_system_beats_hepti_on_any_cluster(seed):
     able = [entry.seconds for entry in entries.values() if not entry.lacks]
     # One device alone takes a few microseconds less by one kind of layer than by another.
     assert entries["hepti"].seconds <= min(able, default=np.inf) * IN_STEPS
+
+
+def test_round_a_narrow_link_stages_are_faster_than_any_shares():
+    """Rank 0, a slow board, reaches the fast one by another: that computes a layer and passes on."""
+    cluster = pis(5.7, 116, 27.7, mbps=28.8)
+    narrow = {frozenset(("pi-0", "pi-1")): Link(9.8e5, 5e-4)}
+    spec, rows = named_model("vit-base"), 197
+
+    entries = {entry.system: entry for entry in compare(spec, replace(cluster, links=narrow), rows)}
+
+    able = [entry.seconds for entry in entries.values() if not entry.lacks and not entry.model]
+    assert entries["hepti"].seconds == pytest.approx(min(able))
+    assert entries["hepti"].seconds == pytest.approx(entries["edgeshard"].seconds)
 
 
 @pytest.mark.parametrize(
