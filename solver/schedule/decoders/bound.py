@@ -156,13 +156,12 @@ class _Block:
     @classmethod
     def at_best(cls, s: DecoderSetting, kind: BlockKind, rows: int, behind: int) -> _Block:
         """Return what all of a block takes at the best rates of devices, however rows and units are shared out."""
-        least, most, found = *_bytes(s, kind, rows), list[float]()
+        part, (least, most), rates = DecoderPart(kind.curve), _bytes(s, kind, rows), list[float]()
         for own in s.speeds:
-            curve = own.parts[DecoderPart(kind.curve)]
-            grid = corners(np.array(curve.first), 1.0, float(rows))
-            rates = [own.of_rows(DecoderPart(kind.curve), some).least_rate(least, most) / some for some in grid]
-            found.append(rows * most * min(rates))
-        return cls(np.zeros(s.devices), np.array(found), _recalled_s(s, kind, rows, behind))
+            grid = corners(np.array(own.parts[part].first), 1.0, float(rows))
+            rates.append(min(own.of_rows(part, some).least_rate(least, most) / some for some in grid))
+        whole_s = rows * most * np.array(rates)
+        return cls(np.zeros(s.devices), whole_s, _recalled_s(s, kind, rows, behind))
 
     @classmethod
     def of_token(cls, s: DecoderSetting, kind: BlockKind, behind: int) -> _Block:
