@@ -363,8 +363,8 @@ def test_systems_that_lack_memory_are_compared_all_the_same(cluster, kept):
     done, tight = solver(*words, "--json"), solver(*words, "--set", "pi-0.memory_gib=0.2")
 
     entries = {entry["system"]: entry for entry in json.loads(done.stdout)["systems"]}
-    assert entries["single:pi-1"]["seconds"] > 0
-    short, more, has = re.findall(r"\d+(?= MiB (?:short|more))|(?<=has )\d+", entries["single:pi-1"]["lacks"])
+    assert entries["sequence"]["seconds"] > 0
+    short, more, has = re.findall(r"\d+(?= MiB (?:short|more))|(?<=has )\d+", entries["sequence"]["lacks"])
     assert (short, has) == (more, "204")
     text = " ".join(tight.stdout.split())
     kept("\n".join(re.findall(r"† [^†]* cannot be run: [^†]*", text)))
@@ -381,7 +381,7 @@ def test_why_a_system_cannot_be_run_stands_in_a_line_of_its_own(cluster):
     done = solver("--model", "bert-base", "--cluster", cluster, "--set", "pi-1.memory_gib=0.2", "--compare")
 
     text = " ".join(done.stdout.split())
-    assert re.search(r"single:pi-1.* cannot be run: .*204\)", text)
+    assert re.search(r"sequence.* cannot be run: .*204\)", text)
     names = [line.split("│")[1] for line in done.stdout.splitlines() if line.startswith("│")]
     able = ["†" not in name for name in names]
     assert able == sorted(able, reverse=True)

