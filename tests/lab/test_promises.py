@@ -48,7 +48,8 @@ def test_bandwidths_are_met_within_5_percent_both_ways_at_once(name, request):
 def test_an_exceptional_link_is_slower_than_the_others(tmp_path):
     """240 Mbps between the first and the last of three, 940 elsewhere, all used at once; then 480 from the first on."""
     links = '[[link]]\nbetween = ["pi-0", "pi-2"]\nbandwidth_mbps = 240\n'
-    with lab_up("pair", tmp_path, gflops=(10, 10, 10), mbps=940, memory_gib=0.5, links=links) as lab:
+    boards = {"gflops": (10, 10, 10), "mbps": 940, "memory_gib": 0.5, "links": links}
+    with lab_up("pair", tmp_path, **boards) as lab:
         asked = [host["asked_mbps"] for host in lab.measured]
         lab.lab("set", "pi-0", "bandwidth_mbps=480")
 
@@ -59,8 +60,13 @@ def test_an_exceptional_link_is_slower_than_the_others(tmp_path):
         assert_near([240, 480, 940], measure)
 
     assert asked == [240, 940, 940]
-    # Of the others `up` says what it measured: once, and a busy machine carries less in that moment.
-    assert lab.measured[0]["achieved_mbps"] == pytest.approx(240, rel=0.05)
+
+    def achieved():
+        """Return what `up` measures, which it does once: a busy machine may carry less in that moment."""
+        with lab_up("pair", tmp_path, **boards) as lab:
+            return [host["achieved_mbps"] for host in lab.measured]
+
+    assert_near(asked, achieved)
 
 
 def test_up_has_measured_what_it_promises_or_says_so(odd, usual):
