@@ -124,10 +124,12 @@ class RankJob:
             return f"mpirun's daemon did not start on {found[1]}"
         code = self.code or 0
         ours = [line.partition(OURS)[2].partition(": ")[2] or line for line in self._words if OURS in line]
-        if code >= 0 and ours:
+        if code < 0:
+            return how_it_ended(code)
+        if ours:
             return " ".join(ours[-1].split())
         others = "".join(line for line in self._words if not line.startswith("note: "))
-        return next(reasons(others), how_it_ended(code)) if code >= 0 else how_it_ended(code)
+        return next(reasons(others), how_it_ended(code))
 
     async def end(self, *, hard: bool) -> None:
         """End mpirun: `hard` where it would wait for boards that do not answer, else in order, so that it cleans up."""

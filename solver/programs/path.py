@@ -46,6 +46,15 @@ class Leg:
     last: Floats | None = None
 
 
+def alike_units(units: int, each_s: float, most: int, once_s: float = 0.0) -> Floats:
+    """Return the seconds of the units i..j, [L + 1, L + 1], of which each takes as long; of more than `most`, infinite.
+
+    `once_s`: what they take together besides.
+    """
+    count = np.arange(units + 1) - np.arange(units + 1)[:, None]
+    return np.where((count > 0) & (count <= most), count * each_s + once_s, np.inf)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FoundPath:
     """The best path: its seconds, and of every leg its number and how many units it takes."""
@@ -87,7 +96,7 @@ def best_path(
     free
         How much there is of every resource.
     hops : [ports, ports, L + 1]
-        The seconds from one port to another behind so many units.
+        The seconds from one port to another after so many units.
     start, back : [ports]
         The seconds to the first leg, and from the last one.
     slowest

@@ -22,7 +22,7 @@ from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan
-from solver.programs.path import Leg, best_path
+from solver.programs.path import Leg, alike_units, best_path
 from solver.schedule.encoders.layer_table import Integers
 from solver.schedule.encoders.memory import layers_do_not_fit, weights_room, whole_layer_bytes
 from solver.schedule.encoders.stages import chain, layer_seconds
@@ -73,14 +73,10 @@ def least_sum(
     -------
     (seconds, [(device, number of layers), ...]) or None
     """
-    done, devices = np.arange(layers + 1), np.eye(seconds.size, dtype=int)
-    count = done[None, :] - done[:, None]  # [i, j]: layers i..j
-    legs = [
-        Leg(tuple(devices[v].tolist()), np.where((count > 0) & (count <= holds[v]), count * seconds[v], np.inf), v)
-        for v in range(seconds.size)
-    ]
-    behind_any = np.repeat(hops[1:, :, None], layers + 1, 2)
-    found = best_path(legs, (1,) * seconds.size, behind_any, start=hops[0], back=back)
+    devices = np.eye(seconds.size, dtype=int).tolist()
+    legs = [Leg(tuple(devices[v]), alike_units(layers, seconds[v], holds[v]), port=v) for v in range(seconds.size)]
+    after_any = np.repeat(hops[1:, :, None], layers + 1, 2)
+    found = best_path(legs, (1,) * seconds.size, after_any, start=hops[0], back=back)
     return None if found is None else (found.seconds, found.legs)
 
 

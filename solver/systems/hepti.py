@@ -56,7 +56,7 @@ def solve_hepti(
         if other is None:
             raise
         return other, None
-    # Where the fastest layer fits everywhere, no device by itself is faster than it; but a narrow link may lead round.
+    # Where the fastest layer fits everywhere, no device by itself is faster; but stages may lead around a narrow link.
     other = None
     if solution.mix_bound_s or cluster.links:
         other = _published(spec, cluster, rows, wire, scarce=bool(solution.mix_bound_s))

@@ -161,8 +161,8 @@ def best_stages(boards: list[Boards], units: StageUnits) -> ChosenStages | None:
     """
     comp = [_stage_seconds(board, units) for board in boards]
     comm = np.array([[units.sent / min(one.bandwidth, other.bandwidth) for other in boards] for one in boards])
-    kinds, nothing = np.eye(len(boards), dtype=int), np.zeros(len(boards))
-    legs = [Leg(tuple(kinds[kind].tolist()), own, kind) for kind, own in enumerate(comp)]
+    kinds, nothing = np.eye(len(boards), dtype=int).tolist(), np.zeros(len(boards))
+    legs = [Leg(tuple(kinds[kind]), own, port=kind) for kind, own in enumerate(comp)]
     free = tuple(len(board.ranks) for board in boards)
     found = best_path(legs, free, comm, start=nothing, back=nothing, slowest=True)
     if found is None:

@@ -43,7 +43,7 @@ def answer_bound_s(s: DecoderSetting, asked: TokenRequest) -> float:
     for often, rows, behind in answer_passes(asked):
         if rows == 1 and s.devices <= MOST:
             pass_s = _token_s(s, behind)
-        else:  # the next word is asked for behind all of the prompt
+        else:  # the next word is asked for after the whole prompt
             pass_s = _together_s(s, rows, behind, words=behind + rows >= asked.prompt)
         found += often * (s.speeds[0].pass_s + pass_s)  # rank 0 has chosen a word, and embeds it
     return found
@@ -64,20 +64,34 @@ def _together_s(s: DecoderSetting, rows: int, behind: int, *, words: bool) -> fl
 def _token_s(s: DecoderSetting, behind: int) -> float:
     """Return the seconds of a pass of one row, from rank 0 and back to it."""
     sets = np.array([[number >> rank & 1 for rank in range(s.devices)] for number in range(1, 1 << s.devices)], bool)
-    root = sets[:1]
     kinds = [*chain(*s.model.layers), s.model.head_block]
     blocks = {kind: _Block.of_token(s, kind, behind) for kind in dict.fromkeys(kinds)}
     shared = {kind: block.shared(sets) for kind, block in blocks.items()}
     row_bytes = float(s.wire.row_bytes(s.model.hidden))
     found = 0.0
     for (kind, other), often in Counter(pairwise(kinds)).items():
-        (one_s, ways), (other_s, others) = shared[kind], shared[other]
-        found += often * _least(one_s / 2, sets, ways, other_s / 2, sets, others, _Sent(s, row_bytes))
-    nothing, all_on_root = np.zeros(1), root / 1.0
+        found += often * _least_s(shared[kind], shared[other], _Sent(s, row_bytes))
+    root = _Shared(sets[:1], np.zeros(1), sets[:1] / 1.0)
     for kind, size in ((kinds[0], row_bytes), (kinds[-1], 0.0)):  # there, and back with candidates
-        own_s, ways = shared[kind]
-        found += _least(nothing, root, all_on_root, own_s / 2, sets, ways, _Sent(s, size))
+        found += _least_s(root, shared[kind], _Sent(s, size))
     return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shared:
+    """A block as sets of devices may share it, [m, p].
+
+    Parameters
+    ----------
+    seconds : [m]
+        The least mean seconds of each set.
+    ways : [m, p]
+        π.
+    """
+
+    sets: Sets
+    seconds: Floats
+    ways: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,22 +120,12 @@ class _Sent:
         return leaving + wire + coming, (number + after - 2)[..., None] * s.message_s
 
 
-def _least(
-    one_s: Floats, sets: Sets, ways: Floats, other_s: Floats, others: Sets, others_ways: Floats, sent: _Sent
-) -> float:
-    """Return the least seconds of two blocks in a row, of all pairs of who computes them.
-
-    Parameters
-    ----------
-    one_s, other_s
-        Of the blocks, [m] and [m'].
-    ways, others_ways
-        π, [m, p] and [m', p].
-    """
-    moving_s, staying_s = sent.least_s(sets, others)
-    stays = np.maximum(ways[:, None] + others_ways - 1, 0.0)  # of one device at most
+def _least_s(one: _Shared, other: _Shared, sent: _Sent) -> float:
+    """Return the least seconds of the exchange between two blocks and of half of either, of all pairs of sets."""
+    moving_s, staying_s = sent.least_s(one.sets, other.sets)
+    stays = np.maximum(one.ways[:, None] + other.ways - 1, 0.0)  # of one device at most
     exchange_s = (stays * staying_s).sum(-1) + (1 - stays.sum(-1)) * moving_s
-    return float((one_s[:, None] + exchange_s + other_s).min())
+    return float((one.seconds[:, None] / 2 + exchange_s + other.seconds / 2).min())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,13 +149,13 @@ class _Block:
         """For all units."""
         return self.weights_s + self.recalled_s
 
-    def shared(self, sets: Sets) -> tuple[Floats, Floats]:
-        """Return the least mean seconds of sets of devices that share it, [m], and π, [m, p]."""
+    def shared(self, sets: Sets) -> _Shared:
+        """Return it as sets of devices share it."""
         ways = sets / self.whole_s
         ways = ways / ways.sum(-1, keepdims=True)
         # Where keys of a cache are shared out, weights and what is kept are in other shares.
         parts = [np.where(sets, ways * part, np.inf).min(-1) for part in (self.weights_s, self.recalled_s)]
-        return (ways * self.share_s).sum(-1) + parts[0] + parts[1], ways
+        return _Shared(sets, (ways * self.share_s).sum(-1) + parts[0] + parts[1], ways)
 
     @classmethod
     def at_best(cls, s: DecoderSetting, kind: BlockKind, rows: int, behind: int) -> _Block:

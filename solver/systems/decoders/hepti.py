@@ -19,11 +19,10 @@ from solver.base.arrays import FLOAT_BYTES
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Span
 from solver.cluster.cluster import MIB, Cluster
-from solver.cluster.curves import Floats
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, all_on, stage_on, whole_on
 from solver.programs.decoders.shares import StageTask, best_shares
-from solver.programs.path import Leg, best_path
+from solver.programs.path import Leg, alike_units, best_path
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import (
     DecoderSetting,
@@ -159,19 +158,15 @@ def _hop_s(s: DecoderSetting, ranks: tuple[int, ...], rows: int) -> float:
 
 def best_stages(sets: list[StageSet], layers: int) -> list[ChosenStage]:
     """Run the dynamic program; no stages where memory has no room for the layers."""
-    count = np.arange(layers + 1) - np.arange(layers + 1)[:, None]
     devices = sorted({rank for own in sets for rank in own.ranks})
-
-    def seconds(own: StageSet, holds: int) -> Floats:
-        return np.where((count > 0) & (count <= holds), count * own.layer_s + own.hop_s, np.inf)
-
     legs = [
         Leg(
-            tuple(int(rank in own.ranks) for rank in devices), seconds(own, own.holds),
-            last=seconds(own, own.holds_last),
+            tuple(int(rank in own.ranks) for rank in devices),
+            alike_units(layers, own.layer_s, own.holds, own.hop_s),
+            last=alike_units(layers, own.layer_s, own.holds_last, own.hop_s),
         )
         for own in sets
-    ]  # fmt: skip
+    ]
     nothing = np.zeros(1)
     found = best_path(legs, (1,) * len(devices), np.zeros((1, 1, layers + 1)), start=nothing, back=nothing)
     return [] if found is None else [(sets[number].ranks, size) for number, size in found.legs]
