@@ -61,6 +61,7 @@ def bench_day(
     over = threading.Event()
     changes = 0
     replans: dict[str, set[str]] = {}
+    not_ready: dict[str, set[str]] = {}
 
     asked = Counter(str(question.body["model"]) for question in questions)
 
@@ -76,6 +77,8 @@ def bench_day(
             for model in bench.service.state()["models"]:  # it tells the last ones alone
                 acted = (json.dumps(entry) for entry in model["replans"] if entry.get("acted"))
                 replans.setdefault(model["name"], set()).update(acted)
+                if model["reason"]:
+                    not_ready.setdefault(model["name"], set()).add(model["reason"])
             for pid, found in samples.items():
                 if (now := sample(pid)) is not None:
                     found.append(now)
@@ -109,6 +112,7 @@ def bench_day(
         "changes": changes,
         "replans": {model: sorted(found) for model, found in replans.items()},
         "restarts": _restarts(bench) - restarts,
+        "not_ready": {model: sorted(why) for model, why in not_ready.items()},
         "latency": {model: _latency(times) for model, times in heard.took_s.items()},
         "processes": [_grown(names[pid], samples[pid], idle[pid], after[pid]) | {"pid": pid} for pid in names],
     }

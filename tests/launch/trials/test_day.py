@@ -56,7 +56,7 @@ class Asked:
         self.told = []
         process = SimpleNamespace(pid=os.getpid())
         acted, kept = {"line": "pi-3 went …", "acted": True}, {"line": "nothing pays", "acted": False}
-        models = [{"name": "m", "restarts": 0, "replans": [acted, kept]}]
+        models = [{"name": "m", "restarts": 0, "replans": [acted, kept], "reason": "pi-1 is silent"}]
         self.service = SimpleNamespace(process=process, state=lambda: {"models": models})
 
     def ranks(self):
@@ -85,6 +85,7 @@ def test_a_host_is_slow_and_fast_in_turn_while_all_is_asked(monkeypatch, capsys)
     assert sum(done) == report["requests"] == 8
     assert report["changes"] >= 3
     assert len(report["replans"]["m"]) == 1
+    assert report["not_ready"] == {"m": ["pi-1 is silent"]}
     day_command.print_tables(report | {"left": 0})
     said = capsys.readouterr().out
     assert "8 requests" in said
