@@ -52,11 +52,12 @@ def plans_of_one_structure(seed, many):
     edges = [0, 4] if random.random() < 0.5 else [0, 2, 4]
     crews = [[some(random, range(RANKS)), some(random, range(RANKS))] for _ in edges[1:]]
     words = some(random, sorted({*crews[-1][0], *crews[-1][1]}))
-    facts = {"context": 256, "two_steps_from": int(random.integers(1, 9)), "rows_from": int(random.choice([16, 64]))}
+    two_steps_from, rows_from = int(random.integers(1, 9)), int(random.choice([16, 64]))
     rows = [
         tuple((np.isin(range(RANKS), heads) * random.integers(1, 9, RANKS)).tolist()) if random.random() < 0.5 else ()
         for heads, _ in crews
     ]
+    facts = {"context": 256, "two_steps_from": two_steps_from, "rows_from": rows_from * any(rows)}
     for _ in range(many):
         stages = tuple(
             DecoderStage(
