@@ -22,7 +22,7 @@ from solver.model.convnet import ConvNet
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan
 from solver.plan.segments import SegmentPlan, among
-from solver.programs.convnets.segments import solve_network
+from solver.programs.convnets.planner import solve_network
 from solver.programs.decoders.shares import best_shares
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.memory import rank_memory

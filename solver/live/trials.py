@@ -14,7 +14,8 @@ from solver.programs.lengths import PlansByLength
 from solver.programs.planner import Solution, best_plan_of
 from solver.schedule.encoders.cost import predict
 from solver.schedule.encoders.layer_table import kind_of
-from solver.schedule.encoders.memory import SLIP_BYTES, short_bytes
+from solver.schedule.encoders.memory import short_bytes
+from solver.schedule.shortage import SLIP_BYTES
 
 
 def plans_to_try(spec: ModelSpec, cluster: Cluster, solution: Solution) -> list[Plan]:

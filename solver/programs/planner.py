@@ -50,8 +50,9 @@ from solver.schedule.encoders.layer_table import (
     layer_seconds,
     taking,
 )
-from solver.schedule.encoders.memory import SLIP_BYTES, does_not_fit, packing, weights_room
+from solver.schedule.encoders.memory import packing, weights_room
 from solver.schedule.encoders.setting import Setting
+from solver.schedule.shortage import SLIP_BYTES, does_not_fit
 
 ROUNDS = 12  # of column generation
 WORTH = 1e-4  # of a layer's seconds: what a further configuration has to save at the current prices

@@ -10,7 +10,8 @@ from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan, Wire
 from solver.programs.tiles_and_routes import sent_and_predicted
-from solver.schedule.encoders.memory import SLIP_BYTES, does_not_fit, short_bytes
+from solver.schedule.encoders.memory import short_bytes
+from solver.schedule.shortage import SLIP_BYTES, does_not_fit
 from solver.systems.data import plan_data
 from solver.systems.detransformer import plan_detransformer
 from solver.systems.edgeshard import plan_edgeshard

@@ -32,7 +32,8 @@ from solver.schedule.encoders.layer_table import (
     layer_weights,
     unit_count,
 )
-from solver.schedule.encoders.memory import does_not_fit, packing, weights_room
+from solver.schedule.encoders.memory import packing, weights_room
+from solver.schedule.shortage import does_not_fit
 
 KIND = LayerKind((BLOCK_ROWS, BLOCK_ROWS))
 

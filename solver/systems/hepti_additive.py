@@ -36,7 +36,8 @@ from solver.schedule.encoders.layer_table import (
     over_all,
     with_root,
 )
-from solver.schedule.encoders.memory import does_not_fit, packing, weights_room
+from solver.schedule.encoders.memory import packing, weights_room
+from solver.schedule.shortage import does_not_fit
 
 STRATEGIES = (
     LayerKind((ROWS, ROWS)),

@@ -29,7 +29,7 @@ from hepti_mpi.measure.profile_network import profile_network
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster
 from solver.model.convnet import ConvNet
-from solver.programs.convnets.segments import solve_network
+from solver.programs.convnets.planner import solve_network
 from tests.kit.convnets import emulate, plan_of
 from weights.networks.convert import read_network
 

@@ -8,7 +8,7 @@ from hepti_mpi.measure import timing
 from hepti_mpi.measure.profile_network import network_fingerprint, profile_network
 from solver.cluster.cluster import read_cluster, write_cluster
 from solver.model.operators import in_levels, row_part, signature
-from solver.programs.convnets.segments import solve_network
+from solver.programs.convnets.planner import solve_network
 from tests.kit.convnets import random_net
 
 

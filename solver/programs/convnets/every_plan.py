@@ -25,7 +25,6 @@ import numpy as np
 
 from solver.base.spans import Span
 from solver.cluster.curves import Floats, Kernel
-from solver.model.convnet import ConvNet
 from solver.model.kinds.operator import MAP, SUMMED
 from solver.model.kinds.part import Region, there
 from solver.plan.plan import Wire
@@ -41,14 +40,15 @@ from solver.schedule.networks.steps import Regions, computation, handed_in, imag
 PAIRS, WAYS = 60_000, 2000
 
 
-def parts_of_rows(net: ConvNet, devices: int) -> int:
+def parts_of_rows(s: NetSetting) -> int:
     """Return in how many parts rows can be shared out, so that there are no more than `PAIRS`, and `WAYS`.
 
     Where not every device could have one, which is so of most networks, it is none.
     """
+    net, devices = s.net, s.devices
     parts, most = 0, max(net.extent(value).rows.stop for value in net.made_by)
     for more in range(1, most + 1):
-        ways = [comb(_rows(net, stop, more) + devices - 1, devices - 1) for stop in range(1, len(net.nodes) + 1)]
+        ways = [comb(_rows(s, stop, more) + devices - 1, devices - 1) for stop in range(1, len(net.nodes) + 1)]
         pairs = (sum(ways) ** 2 - sum(own**2 for own in ways)) / 2
         if pairs > PAIRS or sum(stop * own for stop, own in enumerate(ways, 1)) > WAYS:
             break
@@ -56,8 +56,8 @@ def parts_of_rows(net: ConvNet, devices: int) -> int:
     return parts if parts >= min(devices, most) else 0
 
 
-def _rows(net: ConvNet, stop: int, most: int) -> int:
-    return min(most, coarsest(net, net.live(stop)))
+def _rows(s: NetSetting, stop: int, most: int) -> int:
+    return min(most, coarsest(s.net, s.net.live(stop)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +117,7 @@ class EveryPlan:
 
     def _shares(self, stop: int) -> Mapping[SegmentCut, list[tuple[float, ...]]]:
         """Return all shares of segments that end before a node, by their cut."""
-        devices, rows = self._s.devices, _rows(self._net, stop, self._most)
+        devices, rows = self._s.devices, _rows(self._s, stop, self._most)
         every = (
             pairwise((-1, *bars, rows + devices - 1)) for bars in combinations(range(rows + devices - 1), devices - 1)
         )

@@ -18,7 +18,7 @@ from solver.cluster.curves import Floats
 from solver.model.convnet import ConvNet
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on
 from solver.schedule.clocks import Moment, waited_for
-from solver.schedule.networks.segment_steps import Ints, NetSetting, network_turns, turn_at
+from solver.schedule.networks.segment_steps import Ints, NetSetting, held_bytes, network_turns, turn_at
 from solver.schedule.networks.steps import handed_in, segment_shares, unrolled, with_edges_first
 from solver.schedule.turns import ClockTurn, timed
 
@@ -92,10 +92,14 @@ class Priced:
     ----------
     points
         Nodes before which segments may be cut.
+    most_bytes : [p]
+        Of weights that ranks may hold; None where memory limits nothing.
     """
 
-    def __init__(self, s: NetSetting, plan: SegmentPlan, points: Sequence[int] = ()) -> None:
-        self.s, self._plan, self.points = s, plan, points
+    def __init__(
+        self, s: NetSetting, plan: SegmentPlan, points: Sequence[int] = (), most_bytes: Floats | None = None
+    ) -> None:
+        self.s, self._plan, self.points, self.most_bytes = s, plan, points, most_bytes
         self.work = 0  # of all prices
         self.segments = list(plan.segments)
         self._every, self._turns = list(unrolled(s.net, plan)), network_turns(s, plan)
@@ -113,7 +117,7 @@ class Priced:
         return float(self.moments[-1].ready.max())
 
     def takes(self, start: int, stop: int, others: Sequence[Segment]) -> bool:
-        """Take other segments in place of some, if that makes the plan faster; return whether it does."""
+        """Take other segments in place of some, if that fits and makes the plan faster; return whether it does."""
         s, held = self.s, self._every[start].before
         # Which rows come first of the segment before depends on what these need.
         since = start - 1 if start and self.segments[start - 1].edges_first else start
@@ -126,6 +130,8 @@ class Priced:
         found = with_edges_first(found, behind[0].needs if behind else handed_in(s.net, s.devices))
         behind = [replace(shares, before=found[-1].after) for shares in behind]
         every = [*self._every[:since], *found, *behind, *self._every[stop + 1 :]]
+        if self.most_bytes is not None and (held_bytes(s.net, every) > self.most_bytes).any():
+            return False
         turns = [turn_at(s, every, number, self._plan.wire) for number in range(since, since + len(found) + 1)]
         *moments, now = self._moments(turns, self.moments[since])
         turns += self._turns[stop + 1 :]

@@ -7,8 +7,10 @@ compute twice included. Points are where rows of others are needed (`solver.mode
 between is fused. Behind the rows every product is on one device, or by columns on several. So fusing against
 exchanging, who takes part where, and how deep rows are shared out are one search (as AOFL's over blocks, SEC 2019,
 section 4, but with halos from device to device). Ranks do not wait for all others: a path carries the moment when each
-has ended it, and of those to a crew at a point the one is kept whose last rank ends first. Of small networks all plans
-are tried (`solver.programs.convnets.every_plan`).
+has ended it, and of those to a crew at a point the one is kept whose last rank ends first. Where memory is scarce a
+path also carries the weights that each holds; those that fit nowhere are dropped, several are kept, and channels may be
+shared out everywhere (resource-constrained shortest path by labels: Irnich and Desaulniers, "Shortest Path Problems
+with Resource Constraints", 2005).
 """
 
 from __future__ import annotations
@@ -23,27 +25,13 @@ import numpy as np
 
 from solver.base.arrays import Numbers
 from solver.base.spans import Span
-from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats, Kernel
-from solver.model.convnet import ConvNet
 from solver.model.kinds.operator import CHANNEL, IMAGE_ROW
 from solver.model.kinds.part import Region, Spans, full, whole
 from solver.model.operators import GLOBAL_POOLS, channel_points, cut_points, parts_of
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on
-from solver.programs.convnets.every_plan import EveryPlan, parts_of_rows
-from solver.programs.convnets.segment_polish import (
-    CHANNEL_PARTS,
-    FEW_MOVES,
-    Priced,
-    apportioned,
-    balance,
-    coarsest,
-    descend,
-    let_edges_first,
-    seconds_by_rows,
-)
-from solver.schedule.networks.memory import check_memory, lacking
+from solver.programs.convnets.segment_polish import CHANNEL_PARTS, apportioned, coarsest, seconds_by_rows
 from solver.schedule.networks.segment_steps import (
     Ints,
     NetSetting,
@@ -51,11 +39,8 @@ from solver.schedule.networks.segment_steps import (
     compute_s,
     copied,
     made_s,
-    net_setting,
-    predicted,
     run_bytes,
     weights_bytes,
-    weights_of,
 )
 from solver.schedule.networks.steps import (
     Held,
@@ -72,57 +57,22 @@ from solver.schedule.networks.steps import (
 )
 from solver.schedule.regions import hull, lengths
 
-# When ranks have ended a path, and links have sent, [2, p], its segments, and where values lie after it.
-WholePath = tuple[Floats, list[Segment], Mapping[str, Held]]
+# When ranks have ended a path, and links have sent, [2, p], the bytes of weights that ranks hold, [p], its segments,
+# and where values lie after it.
+WholePath = tuple[Floats, Floats, list[Segment], Mapping[str, Held]]
 FEW = 4  # devices of which every set is tried as a crew; of more, the fastest ones
-PRICES, RISE = 12, 3.0  # how often, and by how much, the price of memory rises
-# A plan is then changed step by step on the true price, in which ranks do not wait for all others, as long as prices
-# take so much work: a tenth of a second of ResNet-50 on four devices. Of 76 plans of six networks for three to five
-# devices 25 are faster than by half as much and without boundaries that move in several segments, by 0.4 % in the mean
-# of all and 4 % at most; by half as much again they are another 0.1 % faster.
-PRICED = 4000
 FUSED = 8  # levels that a segment may have
 # Where fewer rows are left for each device, kernels lose by it: at 2 of 7 rows a sixth to a half.
 FEW_ROWS = 8
+LABELS = 4  # paths to a crew at a point that are kept where memory is scarce, each with other weights
 
 
-def solve_network(net: ConvNet, cluster: Cluster, wire: Wire = Wire.FLOAT32) -> SegmentPlan:
-    """Return the plan of a network that should be fastest for one image.
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightsRoom:
+    """Where memory is scarce: what devices have room for, bytes of weights, and what a byte costs, seconds, [p]."""
 
-    Raises
-    ------
-    InfeasiblePlanError
-        If some device has no memory for it.
-    """
-    s = net_setting(net, cluster)
-    byte_s = np.zeros(s.devices)
-    points = sorted({*cut_points(net), *channel_points(net)})
-    for _ in range(PRICES):
-        several = [Priced(s, plan, points) for plan in Search(s, wire, byte_s).plans(cluster.names)]
-        for priced in several:
-            balance(priced)
-        best = min(several, key=lambda priced: priced.seconds)
-        short = lacking(net, cluster, best.plan)
-        if not short:
-            break
-        # What a device lacks has its price, which rises until it does without: a Lagrangian relaxation.
-        first_s = best.seconds / sum(weights_of(net, best.plan))
-        for rank in short:
-            byte_s[rank] = max(RISE * byte_s[rank], first_s)
-    if short:
-        check_memory(net, cluster, best.plan)
-    plans = [best.plan]
-    if parts := parts_of_rows(net, s.devices):
-        found = EveryPlan(s, wire, parts).fastest(best.seconds)
-        plan = replace(best.plan, segments=tuple(found))
-        if found and not lacking(net, cluster, plan):
-            plans.append(plan)
-            best = Priced(s, plan, points)
-    let_edges_first(best)
-    plans.append(best.plan)
-    descend(best, FEW_MOVES, PRICED)
-    plans.append(best.plan)
-    return predicted(s, next((plan for plan in plans[:0:-1] if not lacking(net, cluster, plan)), plans[0]))
+    most_bytes: Floats
+    byte_s: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,6 +102,8 @@ class Paths:
     ----------
     ends : [paths, 2, p]
         When ranks have ended them, and when their links have sent.
+    held : [paths, p]
+        Bytes of weights that ranks hold for them.
     crew : [paths]
         Who has what there: crews that share out rows come first, then those that share out channels.
     before : [paths, 2]
@@ -159,17 +111,13 @@ class Paths:
     """
 
     ends: Floats
+    held: Floats
     crew: Ints
     before: Ints
 
     def of(self, numbers: Ints) -> Paths:
         """Return some of them."""
-        return Paths(self.ends[numbers], self.crew[numbers], self.before[numbers])
-
-
-def _later(ends: Floats, seconds: Floats) -> Floats:
-    """Return moments [..., 2, p] of which ranks' are so many seconds later, [..., p] or one."""
-    return np.stack(np.broadcast_arrays(ends[..., 0, :] + seconds, ends[..., 1, :]), -2)
+        return Paths(self.ends[numbers], self.held[numbers], self.crew[numbers], self.before[numbers])
 
 
 class Search:
@@ -181,13 +129,12 @@ class Search:
         The network and the cluster.
     wire
         How numbers travel.
-    byte_s : [p]
-        What a byte of weights costs on every device, in seconds: where memory is scarce.
+    scarce
+        What room there is for weights, and what it costs; None where memory limits nothing.
     """
 
-    def __init__(self, s: NetSetting, wire: Wire, byte_s: Floats | None = None) -> None:
-        self._s, self._net, self._wire = s, s.net, wire
-        self._byte_s = np.zeros(s.devices) if byte_s is None else byte_s
+    def __init__(self, s: NetSetting, wire: Wire, scarce: WeightsRoom | None = None) -> None:
+        self._s, self._net, self._wire, self._scarce = s, s.net, wire, scarce
         speed = self._speeds()
         self._order = np.argsort(-speed, kind="stable")
         self._crews = [np.array(sorted(crew), np.intp) for crew in self._crew_sets()]
@@ -196,23 +143,35 @@ class Search:
         # next.
         few = (at for at in levels[1:] if self._height(at, levels) < FEW_ROWS * s.devices)
         deep = next(few, levels[-1]) if s.devices > 1 else levels[-1]
+        # By channels each holds a part of the weights, by rows all of them.
+        deep = levels[0] if scarce is not None and s.devices > 1 else deep
         self._points = sorted({*levels, *(at for at in channel_points(s.net) if at > deep)})
         self._levels = {self._points.index(at) for at in levels}
         self._deep = self._points.index(deep)
-        self._channel_shares = self._by_speed(speed)
+        self._channel_shares = np.concatenate([self._in_proportion(own) for own in (speed, *self._roomy())])
         self._had: dict[tuple[str, int], Region] = {}
         self._spans: dict[tuple[int, int], Spans] = {}
 
     def plans(self, devices: Sequence[str]) -> Iterator[SegmentPlan]:
         """Yield the best path, without and with edges first, and what rank 0 or the fastest device does alone."""
+        yield from self.paths(devices)
         every = Span(0, len(self._net.nodes))
-        alone = ([Segment(every, SegmentCut.ROWS, alone_on(rank, len(devices)))] for rank in {0, int(self._order[0])})
-        path = self._to_the_end(self._through_rows())
-        # Edges of one segment gain nothing where those of the next do not come first, too.
-        edges_first = [replace(own, edges_first=len(own.active) > 1 and own.cut is SegmentCut.ROWS) for own in path]
-        for segments in (path, edges_first, *alone):
-            plan = SegmentPlan(tuple(_merged(segments)), tuple(devices), self._net.name, self._net.fingerprint)
-            yield replace(plan, wire=self._wire)
+        for rank in {0, int(self._order[0])}:
+            yield self._plan([Segment(every, SegmentCut.ROWS, alone_on(rank, len(devices)))], devices)
+
+    def paths(self, devices: Sequence[str]) -> Iterator[SegmentPlan]:
+        """Yield the best path, without and with edges first; none where devices have room for the weights of none."""
+        if path := self._to_the_end(self._through_rows()):
+            yield self._plan(path, devices)
+            # Edges of one segment gain nothing where those of the next do not come first, too.
+            firsts = [len(own.active) > 1 and own.cut is SegmentCut.ROWS for own in path]
+            yield self._plan(
+                [replace(own, edges_first=first) for own, first in zip(path, firsts, strict=True)], devices
+            )
+
+    def _plan(self, segments: Sequence[Segment], devices: Sequence[str]) -> SegmentPlan:
+        plan = SegmentPlan(tuple(_merged(segments)), tuple(devices), self._net.name, self._net.fingerprint)
+        return replace(plan, wire=self._wire)
 
     def _speeds(self) -> Floats:
         """Return the speed of every device, [p], by what all nodes take."""
@@ -223,12 +182,17 @@ class Search:
         count, order = self._s.devices, self._order.tolist()
         if count <= FEW:
             sets = (crew for size in range(1, count + 1) for crew in combinations(range(count), size))
-            yield from (crew for crew in sets if self._takes_first(crew))
+            yield from (crew for crew in sets if self._takes_first(crew) and self._has_room(crew))
             return
-        sizes = sorted({*range(1, FEW + 1), *(round(FEW * 1.5**step) for step in range(1, 12)), count})
-        yield from (tuple(order[:size]) for size in sizes if size <= count)
-        if order[0] != 0:
+        order = [rank for rank in order if self._has_room([rank])]
+        sizes = sorted({*range(1, FEW + 1), *(round(FEW * 1.5**step) for step in range(1, 12)), len(order)})
+        yield from (tuple(order[:size]) for size in sizes if size <= len(order))
+        if order[:1] != [0]:
             yield (0,)
+
+    def _has_room(self, crew: Sequence[int]) -> bool:
+        """Return whether all devices of a crew have room for some weights."""
+        return self._scarce is None or bool((self._scarce.most_bytes[list(crew)] > 0).all())
 
     def _takes_first(self, crew: Sequence[int]) -> bool:
         """Return whether a crew has no device whose like, with the same links, stands before it and is not in it."""
@@ -241,17 +205,48 @@ class Search:
 
         return not any(alike(rank, other) and other not in crew for rank in crew for other in range(rank))
 
-    def _by_speed(self, speed: Floats) -> Floats:
-        """Return the shares of channels of crews that may share them out, [crews, p]: parts of `CHANNEL_PARTS`."""
-        sizes = sorted({2, (1 + self._s.devices) // 2, self._s.devices} - {1})
-        crews = [np.sort(self._order[:size]) for size in sizes if 1 < size <= min(self._s.devices, CHANNEL_PARTS)]
-        return apportioned(np.arange(CHANNEL_PARTS + 1) / speed[:, None], crews) / CHANNEL_PARTS
+    def _roomy(self) -> list[Floats]:
+        """Return what devices have room for, [p], where memory is scarce and some have."""
+        room = np.zeros(1) if self._scarce is None else np.maximum(self._scarce.most_bytes, 0.0)
+        return [np.maximum(room, 1e-6 * room.max())] if 0 < room.max() < np.inf else []
+
+    def _in_proportion(self, able: Floats) -> Floats:
+        """Return the shares of channels of crews that may share them out, [crews, p]: parts of `CHANNEL_PARTS`.
+
+        The most able devices, [p], each in proportion to that.
+        """
+        sizes, order = sorted({2, (1 + self._s.devices) // 2, self._s.devices} - {1}), np.argsort(-able, kind="stable")
+        crews = [np.sort(order[:size]) for size in sizes if 1 < size <= min(self._s.devices, CHANNEL_PARTS)]
+        return apportioned(np.arange(CHANNEL_PARTS + 1) / able[:, None], crews) / CHANNEL_PARTS
+
+    def _kept(self, ends: Floats, held: Floats, group: Ints) -> Ints:
+        """Return the numbers of paths that are kept, the best of each group, the first groups first.
+
+        Parameters
+        ----------
+        ends : [paths, 2, p]
+            When ranks have ended them, and when links have sent.
+        held : [paths, p]
+            Bytes of weights. Several of a group are kept where room is limited: of those that hold the same, one.
+        group : [paths]
+        """
+        costs = ends[:, 0].max(-1)
+        if self._scarce is None:
+            order = np.lexsort((costs, group))
+            return order[np.unique(group[order], return_index=True)[1]]
+        order = np.lexsort((costs + held @ self._scarce.byte_s, group))
+        order = order[(held[order] <= self._scarce.most_bytes).all(-1)]
+        known = np.column_stack([group[order], np.round(held[order])])
+        order = order[np.sort(np.unique(known, axis=0, return_index=True)[1])]
+        own, most = group[order], LABELS if np.isfinite(self._scarce.most_bytes).all() else 1
+        return order[np.arange(own.size) - np.searchsorted(own, own) < most]
 
     # The part that is shared out by rows or channels.
 
     def _through_rows(self) -> list[Paths]:
         """Return the paths to every point that are kept."""
-        there = [Paths(np.zeros((1, 2, self._s.devices)), np.zeros(1, np.intp), np.zeros((1, 2), np.intp))]
+        nothing, first = np.zeros((1, self._s.devices)), np.zeros(1, np.intp)
+        there = [Paths(np.zeros((1, 2, self._s.devices)), nothing, first, np.zeros((1, 2), np.intp))]
         for to in range(1, len(self._points)):
             ways = [(0, at, found) for at, found in self._backwards(to)] if to in self._levels else []
             if to > self._deep and len(self._channel_shares):
@@ -260,28 +255,27 @@ class Search:
             if not every:
                 there.append(there[0].of(np.zeros(0, np.intp)))
                 continue
-            ends, moved, copies, compute, crew, before = (np.concatenate(own) for own in zip(*every, strict=True))
+            ends, held, moved, copies, compute, crew, before = (np.concatenate(own) for own in zip(*every, strict=True))
             compute = compute + self._s.machine.bank.seconds(Kernel.ADD, copies)
-            found = Paths(all_ended(self._s.machine, ends, moved, compute), crew, before)
-            order = np.lexsort((found.ends[:, 0].max(-1), crew))
-            there.append(found.of(order[np.unique(crew[order], return_index=True)[1]]))
+            found = Paths(all_ended(self._s.machine, ends, moved, compute), held, crew, before)
+            there.append(found.of(self._kept(found.ends, held, crew)))
         return there
 
     def _onwards(self, first: int, at: int, paths: Paths, reached: Reached) -> tuple[Numbers, ...]:
         """Return all ways on from some paths at a point, to crews from `first` on: of each what its price takes.
 
-        These are when ranks and links have ended what is before, what ranks send each other, the numbers that they
-        copy, what they compute, its crew, and its path.
+        These are when ranks and links have ended what is before, the weights that ranks hold, what they send each
+        other, the numbers that they copy, what they compute, its crew, and its path.
         """
         by_rows = not first and bool((paths.crew < len(self._crews)).all())
         moved, copies = self._brought(at, paths.crew, reached.needs, (IMAGE_ROW,) if by_rows else (CHANNEL, IMAGE_ROW))
         count = copies.shape[:2]
-        dear_s = (reached.weights @ self._byte_s)[:, None]
-        ends = np.broadcast_to(_later(paths.ends[:, None], dear_s), (*count, *paths.ends.shape[1:]))
+        ends = np.broadcast_to(paths.ends[:, None], (*count, *paths.ends.shape[1:]))
+        held = paths.held[:, None] + reached.weights
         before = np.broadcast_to(np.stack([np.full(count[0], at), np.arange(count[0])], 1)[:, None], (*count, 2))
         crew = np.broadcast_to(first + np.arange(count[1]), count)
         compute = np.broadcast_to(reached.seconds, copies.shape)
-        return tuple(own.reshape(-1, *own.shape[2:]) for own in (ends, moved, copies, compute, crew, before))
+        return tuple(own.reshape(-1, *own.shape[2:]) for own in (ends, held, moved, copies, compute, crew, before))
 
     @cached_property
     def _shares(self) -> Mapping[int, Floats]:
@@ -407,20 +401,23 @@ class Search:
     # What stands behind the rows.
 
     def _to_the_end(self, there: Sequence[Paths]) -> list[Segment]:
-        """Return the segments of the best path to the end."""
+        """Return the segments of the best path to the end; none where there is none."""
         net, last = self._net, len(self._points) - 1
-        held: Mapping[str, Held] = image_on_root(net, self._s.devices)
+        nothing: Mapping[str, Held] = image_on_root(net, self._s.devices)
         paths: list[WholePath] = []
-        for number, ends in enumerate(there[last].ends):
-            segments = self._path(there, last, number)
+        for number, (ends, held) in enumerate(zip(there[last].ends, there[last].held, strict=True)):
+            segments, values = self._path(there, last, number), nothing
             if segments:
                 anywhere = live_on(net, segments[-1].nodes.start, 0, self._s.devices)
-                held = segment_shares(net, segments[-1], anywhere).after
-            paths.append((ends, segments, held))
+                values = segment_shares(net, segments[-1], anywhere).after
+            paths.append((ends, held, segments, values))
         for nodes in self._behind_rows():
-            paths = self._one_further(paths, nodes)
-        end_s = self._after(paths, handed_in(net, self._s.devices), np.zeros(self._s.devices))[:, 0].max(-1)
-        return paths[int(end_s.argmin())][1]
+            paths = self._one_further(paths, nodes) if paths else []
+        if not paths:
+            return []
+        ends = self._after(paths, handed_in(net, self._s.devices), np.zeros(self._s.devices))
+        best = self._kept(ends, np.array([held for _, held, *_ in paths]), np.zeros(len(paths), np.intp))
+        return paths[best[0]][2] if best.size else []
 
     def _path(self, there: Sequence[Paths], to: int, number: int) -> list[Segment]:
         segments: list[Segment] = []
@@ -444,34 +441,38 @@ class Search:
             del starts[1]
         return [Span(*ends) for ends in pairwise(starts) if ends[0] < ends[1]]
 
-    def _one_further(self, paths: list[WholePath], nodes: Span) -> list[WholePath]:
-        """Return the best way to every configuration of the next run of nodes."""
+    def _one_further(self, paths: Sequence[WholePath], nodes: Span) -> list[WholePath]:
+        """Return the best ways to every configuration of the next run of nodes."""
         net, found = self._net, []
+        before = np.array([held for _, held, *_ in paths])
         for segment in self._configurations(nodes):
-            shares = segment_shares(net, segment, paths[0][2])  # needs the same wherever it lies before
-            dear_s = run_bytes(net, nodes) * np.array(segment.shares) @ self._byte_s
-            ends = _later(self._after(paths, shares.needs, compute_s(self._s, shares)), dear_s)
-            best = int(ends[:, 0].max(-1).argmin())
-            found.append((ends[best], [*paths[best][1], segment], shares.after))
+            shares = segment_shares(net, segment, paths[0][3])  # needs the same wherever it lies before
+            held = before + run_bytes(net, nodes) * np.array(segment.shares)
+            ends = self._after(paths, shares.needs, compute_s(self._s, shares))
+            for best in self._kept(ends, held, np.zeros(len(paths), np.intp)).tolist():
+                found.append((ends[best], held[best], [*paths[best][2], segment], shares.after))
         return found
 
     def _after(self, paths: Sequence[WholePath], needs: Regions, compute: Floats) -> Floats:
         """Return when ranks and links have ended what follows paths, [paths, 2, p], by what it needs and computes."""
-        moved = np.array([moved_between(self._net, held, needs, self._wire) for *_, held in paths])
+        moved = np.array([moved_between(self._net, values, needs, self._wire) for *_, values in paths])
         ends = np.array([own for own, *_ in paths])
         return all_ended(self._s.machine, ends, moved, np.broadcast_to(compute, ends[:, 0].shape))
 
     def _configurations(self, nodes: Span) -> Iterator[Segment]:
-        """Yield who may compute a run of nodes: one device, or several by columns, in proportion to their speed."""
+        """Yield who may compute a run of nodes: one device, or several by columns, in proportion to their speed.
+
+        Where memory is scarce, also to their room.
+        """
         s = self._s
         for device in dict.fromkeys([0, *self._order[:FEW].tolist()]):
             yield Segment(nodes, SegmentCut.ROWS, alone_on(device, s.devices))
         if any(self._net.nodes[number].op == "Gemm" for number in range(nodes.start, nodes.stop)):
-            speed = 1 / s.whole_s(nodes)
-            for crew in self._crews:
-                if crew.size > 1:
-                    own = np.where(np.isin(np.arange(s.devices), crew), speed, 0.0)
-                    yield Segment(nodes, SegmentCut.CHANNELS, tuple((own / own.sum()).tolist()))
+            for able in (1 / s.whole_s(nodes), *self._roomy()):
+                for crew in self._crews:
+                    if crew.size > 1:
+                        own = np.where(np.isin(np.arange(s.devices), crew), able, 0.0)
+                        yield Segment(nodes, SegmentCut.CHANNELS, tuple((own / own.sum()).tolist()))
 
 
 def _spans(shares: Floats, length: int) -> Spans:

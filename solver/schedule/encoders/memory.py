@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,17 +9,14 @@ from numpy.typing import NDArray
 
 from solver.base.arrays import FLOAT_BYTES
 from solver.base.errors import InfeasiblePlanError
-from solver.base.phrases import counted
-from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster, Device
+from solver.cluster.cluster import PROGRAM_BYTES, Cluster
 from solver.cluster.curves import Floats
 from solver.model.precision import FLOAT32, Precision
 from solver.model.spec import ModelSpec
 from solver.plan.holdings import end_slices
 from solver.plan.plan import Plan
 from solver.schedule.exchange import Mask
-
-SLIP_BYTES = 1  # that an integer program may be off
-MOST_NAMED = 4  # devices in an error, of 1024 that lack memory
+from solver.schedule.shortage import SLIP_BYTES, does_not_fit, shortage
 
 
 def ends_bytes(spec: ModelSpec) -> int:
@@ -66,12 +62,7 @@ def short_bytes(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Se
 def lacks(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Sequence[int]) -> str:
     """Return what memory a plan lacks, in words, and on which devices; "" where it fits."""
     short = short_bytes(spec, cluster, plan, weights_bytes)
-    return _lacking(cluster, short) if short.max() > SLIP_BYTES else ""
-
-
-def does_not_fit(what: str, cluster: Cluster, short_bytes: Floats) -> InfeasiblePlanError:
-    """Return the error that says how much memory `what` lacks, `short_bytes` [p], and where more would help."""
-    return InfeasiblePlanError(f"{what} {_lacking(cluster, short_bytes)}")
+    return shortage(cluster, short) if short.max() > SLIP_BYTES else ""
 
 
 def nearest_lacks(
@@ -144,21 +135,3 @@ def all_layers_bytes(spec: ModelSpec) -> int:
     """Return the bytes of all layers' weights, as `whole_layer_bytes` counts those of one."""
     blocks = [(run.layers * run.parts, block) for run in spec.runs for block in run.blocks]
     return sum(count * tensor.held_bytes() for count, block in blocks for tensor in block.shared)
-
-
-def _lacking(cluster: Cluster, short_bytes: Floats) -> str:
-    """Return how much memory is lacking in all, `short_bytes` [p], and where; of many devices some are named."""
-    more = [
-        (device, _more(device, short))
-        for device, short in zip(cluster.devices, short_bytes, strict=True)
-        if short > SLIP_BYTES
-    ]
-    named = [f"{size} MiB more on {device.name} (has {device.memory_bytes // MIB})" for device, size in more]
-    if len(named) > MOST_NAMED:
-        named[MOST_NAMED:] = [f"more on {counted(len(named) - MOST_NAMED, 'other')}"]
-    return f"does not fit: {sum(size for _, size in more)} MiB short; it would with {' and '.join(named)}"
-
-
-def _more(device: Device, short: float) -> int:
-    """Return the MiB to add to the whole ones that a device has, so that what was short is there."""
-    return math.ceil((device.memory_bytes + short) / MIB) - device.memory_bytes // MIB

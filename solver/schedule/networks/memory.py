@@ -17,9 +17,8 @@ from functools import lru_cache
 import numpy as np
 
 from solver.base.arrays import FLOAT_BYTES
-from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Span
-from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
+from solver.cluster.cluster import PROGRAM_BYTES, Cluster
 from solver.model.convnet import NOTHING, ConvNet, MapBox, Node
 from solver.model.kinds.operator import MAP
 from solver.model.kinds.part import Region
@@ -40,6 +39,7 @@ from solver.schedule.networks.steps import (
 from solver.schedule.places import OwnExchange, OwnItem, OwnStep, Places, Used, arriving, places_of
 from solver.schedule.regions import Lengths, volume
 from solver.schedule.schedule import ComputeStep, ExchangeStep
+from solver.schedule.shortage import does_not_fit
 
 IMAGE = "image"  # its place
 EveryBox = Mapping[str, Sequence[Sequence[Box]]]  # of values, [pieces][ranks]
@@ -443,11 +443,8 @@ def check_memory(net: ConvNet, cluster: Cluster, plan: SegmentPlan) -> None:
     Raises
     ------
     InfeasiblePlanError
-        Naming the device, what it needs and what it has.
+        Saying how much is missing, and where.
     """
-    for rank, more in lacking(net, cluster, plan).items():
-        device = cluster.devices[rank]
-        raise InfeasiblePlanError(
-            f"{net.name} needs {(device.memory_bytes + more) / MIB:.0f} MiB on {device.name}, which has "
-            f"{device.memory_bytes / MIB:.0f} MiB free: add devices or memory"
-        )
+    if more := lacking(net, cluster, plan):
+        short_bytes = np.array([float(more.get(rank, 0)) for rank in range(len(cluster.devices))])
+        raise does_not_fit(net.name, cluster, short_bytes)

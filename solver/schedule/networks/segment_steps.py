@@ -471,20 +471,25 @@ def price_segments(s: NetSetting, plan: SegmentPlan) -> Price:
 
 
 def weights_of(net: ConvNet, plan: SegmentPlan) -> list[int]:
-    """Return the bytes of weights that every rank holds.
+    """Return the bytes of weights that every rank holds."""
+    return [int(own) for own in held_bytes(net, unrolled(net, plan))]
+
+
+def held_bytes(net: ConvNet, every: Sequence[SegmentShares]) -> Lengths:
+    """Return the bytes of weights that every rank holds for segments, [p].
 
     Every piece of a segment has its own graph, with its own weights; all tiles have the same.
     """
-    needed = np.zeros(len(plan.devices), np.int64)
-    for shares in unrolled(net, plan):
+    needed = np.zeros(every[0].devices, np.int64)
+    for shares in every:
         needed += _weights(net, shares.compute).sum(0)
         if shares.tiles is not None and shares.tiles.owners:
             sizes = np.broadcast_to(_weights(net, shares.tiles), (1, len(shares.tiles.owners)))[0]
             nodes = np.sum([there(region)[0] for _, region in computed_parts(shares.tiles)], 0)
-            for rank in range(len(plan.devices)):
+            for rank in range(needed.size):
                 if able := shares.able(rank):
                     needed[rank] += sizes[max(able, key=lambda tile: nodes[tile])]
-    return [int(own) for own in needed]
+    return needed
 
 
 @lru_cache(maxsize=1 << 8)

@@ -8,7 +8,7 @@ from solver.cluster.cluster import Cluster
 from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
 from solver.plan.segments import SegmentPlan
-from solver.programs.convnets.segments import solve_network
+from solver.programs.convnets.planner import solve_network
 from solver.systems import PLANNERS
 from solver.systems.convnets.aofl import plan_aofl
 from solver.systems.convnets.coedge import plan_coedge

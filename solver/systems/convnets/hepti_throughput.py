@@ -17,7 +17,7 @@ from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
 from solver.plan.segments import THROUGHPUT, SegmentPlan, among
 from solver.programs.candidates import FEW
-from solver.programs.convnets.segments import solve_network
+from solver.programs.convnets.planner import solve_network
 from solver.schedule.networks.segment_steps import net_setting, predicted
 from solver.systems.hepti_throughput import DeviceGroup, best_partition
 

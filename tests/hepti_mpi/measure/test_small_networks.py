@@ -13,7 +13,7 @@ from solver.cluster.cluster import Cluster, read_cluster, write_cluster
 from solver.cluster.nodes import MOST_ENTERING_S
 from solver.model.operators import in_levels
 from solver.plan.plan import Wire
-from solver.programs.convnets.segments import solve_network
+from solver.programs.convnets.planner import solve_network
 from solver.systems.convnets import SYSTEMS
 from tests import sweeps
 from tests.kit import convnet_reference

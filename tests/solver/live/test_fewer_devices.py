@@ -4,7 +4,7 @@ import pytest
 
 from solver.live.fewer_devices import decoders_to_try, networks_to_try, words_of
 from solver.live.turns import ERROR, TOKENS, Turns
-from solver.programs.convnets.segments import solve_network
+from solver.programs.convnets.planner import solve_network
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.memory import rank_memory
 from solver.schedule.networks.memory import memory_of

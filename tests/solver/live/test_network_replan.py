@@ -6,7 +6,7 @@ import pytest
 from solver.live.cusum import Cusum, threshold
 from solver.live.follower import AGAIN
 from solver.live.network_replan import NetworkFollower
-from solver.programs.convnets.segments import solve_network
+from solver.programs.convnets.planner import solve_network
 from tests.kit.clusters import pis
 from tests.sweeps import count
 from weights.networks_zoo import zoo_network

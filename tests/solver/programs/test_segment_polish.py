@@ -9,6 +9,7 @@ from solver.cluster.named import find_cluster
 from solver.model.operators import cut_points, in_levels
 from solver.plan.plan import Wire
 from solver.plan.segments import SegmentCut
+from solver.programs.convnets.planner import solve_network
 from solver.programs.convnets.segment_polish import (
     FEW_MOVES,
     Priced,
@@ -18,7 +19,7 @@ from solver.programs.convnets.segment_polish import (
     descend,
     let_edges_first,
 )
-from solver.programs.convnets.segments import Search, solve_network
+from solver.programs.convnets.segments import Search
 from solver.schedule.networks.segment_steps import net_setting, plan_seconds
 from tests.kit.clusters import pis
 from tests.kit.convnets import random_net

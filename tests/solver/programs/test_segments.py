@@ -12,10 +12,11 @@ from solver.cluster.cluster import GIB, PROGRAM_BYTES
 from solver.model.operators import in_levels
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on
+from solver.programs.convnets.planner import solve_network
 from solver.programs.convnets.segment_polish import apportioned
-from solver.programs.convnets.segments import Search, solve_network
+from solver.programs.convnets.segments import Search, WeightsRoom
 from solver.schedule.networks.memory import memory_of
-from solver.schedule.networks.segment_steps import net_setting, price_segments, weights_of
+from solver.schedule.networks.segment_steps import net_setting, price_segments, run_bytes, weights_of
 from tests.kit import refused
 from tests.kit.chains import chain
 from tests.kit.clusters import pis
@@ -113,3 +114,33 @@ def test_scarce_memory_is_shared_out_too(kept):
     assert max(memory_of(net, plan)) <= 256 << 20
     assert sum(weights_of(net, plan)) > 528 << 20
     kept(refused.said(solve_network, [(net, with_memory(250 << 20))], InfeasiblePlanError))
+
+
+@pytest.mark.parametrize("seed", seeds(6, 40))
+def test_a_path_holds_no_more_than_there_is_room_for_and_less_where_bytes_are_dear(seed):
+    rng = np.random.default_rng(seed)
+    net = in_levels(random_net(rng, most=14)[0])
+    s, names = net_setting(net, pis(10, 25, 15, mbps=940)), ("pi-0", "pi-1", "pi-2")
+    room = run_bytes(net, Span(0, len(net.nodes))) * rng.uniform(0.3, 1.2, 3)
+
+    held = [weights_of(net, plan) for plan in Search(s, Wire.FLOAT32, WeightsRoom(room, np.zeros(3))).paths(names)]
+    free = np.full(3, np.inf)
+    cheap, dear = (
+        weights_of(net, next(Search(s, Wire.FLOAT32, WeightsRoom(free, np.array([0, price, 0]))).paths(names)))
+        for price in (0.0, 1.0)
+    )
+
+    # Shares are parts of a whole, channels are whole.
+    assert all((np.array(own) <= 1.1 * room + 1024).all() for own in held)
+    assert dear[1] <= cheap[1]
+
+
+def test_boards_without_room_for_the_program_take_no_part():
+    """Of three boards the second has none, and no board holds the network alone."""
+    net, _ = zoo_network("resnet18")
+    cluster = pis(25, 40, 25, memory_gib=(PROGRAM_BYTES + (35 << 20)) / GIB).with_device(1, memory_bytes=100 << 20)
+
+    plan = solve_network(net, cluster)
+
+    assert plan.active == (0, 2)
+    assert max(memory_of(net, plan)) <= 35 << 20

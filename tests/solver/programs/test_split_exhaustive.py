@@ -6,7 +6,7 @@ import pytest
 from solver.model.convnet import ConvNet, Node
 from solver.model.operators import in_levels
 from solver.programs.convnets.every_plan import parts_of_rows
-from solver.programs.convnets.segments import solve_network
+from solver.programs.convnets.planner import solve_network
 from solver.schedule.networks.segment_steps import net_setting
 from tests.kit.clusters import pis
 from tests.solver.programs.every_split import least_seconds
@@ -70,6 +70,5 @@ def test_no_plan_of_a_small_network_is_faster(seed):
 def test_of_a_real_network_not_all_plans_are_tried_however_few_boards_there_are(name):
     net, _ = zoo_network(name)
 
-    assert [parts_of_rows(net, devices) for devices in (2, 3, 4)] == [0, 0, 0]
-    small, cluster = instance(1)
-    assert parts_of_rows(small, len(cluster.devices)) > 1
+    assert [parts_of_rows(net_setting(net, pis(*[25] * devices))) for devices in (2, 3, 4)] == [0, 0, 0]
+    assert parts_of_rows(net_setting(*instance(1))) > 1

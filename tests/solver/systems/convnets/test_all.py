@@ -1,19 +1,25 @@
 """Whatever a published system plans for a convolutional network is legal, and gives the right result."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solver.base.errors import InfeasiblePlanError
+from solver.cluster.cluster import PROGRAM_BYTES
 from solver.cluster.nodes import NodeSpeeds
 from solver.model.operators import WorkKind
 from solver.plan.plan import Wire
+from solver.schedule.networks.memory import lacking, memory_of
 from solver.systems.convnets import SYSTEMS, plan_network
 from tests.kit import refused
 from tests.kit.chains import boards, chain
+from tests.kit.clusters import pis
 from tests.kit.convnets import emulate, plan_of, random_net
-from tests.sweeps import count
+from tests.sweeps import count, seeds
+from weights.networks_zoo import zoo_network
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -44,8 +50,29 @@ def test_too_little_memory_is_refused_by_name(system):
     cluster = boards(1.0, 1.0)
     cluster = cluster.with_device(0, memory_bytes=2**28).with_device(1, memory_bytes=2**28)
 
-    with pytest.raises(InfeasiblePlanError, match="MiB on pi-"):
+    with pytest.raises(InfeasiblePlanError, match="MiB more on pi-"):
         plan_network(system, net, cluster)
+
+
+@pytest.mark.slow("plans by all systems")
+@pytest.mark.parametrize("seed", seeds(2, 30))
+def test_where_no_board_holds_a_network_it_is_shared_out_and_hepti_is_never_behind(seed):
+    """Of published systems only that which shares out channels fits at all; all are held against it."""
+    rng = np.random.default_rng(seed)
+    net, _ = zoo_network(str(rng.choice(["resnet18", "vgg16"])))
+    count = int(rng.integers(2, 4))
+    cluster = pis(*rng.choice([10, 25, 60], count), mbps=float(rng.choice([100, 300, 940])), memory_gib=8)
+    needed = max(memory_of(net, plan_network("single", net, cluster)))
+    for rank, part in enumerate(rng.uniform(1.3, 2.0, count) / count):
+        cluster = cluster.with_device(rank, memory_bytes=PROGRAM_BYTES + int(min(part, 0.95) * needed))
+
+    plan = plan_network("hepti", net, cluster)
+
+    assert not lacking(net, cluster, plan)
+    assert len(plan.active) > 1
+    for system in SYSTEMS:
+        with suppress(InfeasiblePlanError):
+            assert plan.predicted_s <= 1.001 * plan_network(system, net, cluster).predicted_s
 
 
 def test_a_system_that_is_misspelt_is_named(kept):

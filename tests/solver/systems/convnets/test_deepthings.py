@@ -216,5 +216,5 @@ def test_little_memory_means_a_grid_of_more_tiles(yolov2):
 
     finer = plan_network("deepthings", yolov2, with_workers_of(max(wanted[1:]) - MIB // 4))
     assert memory_of(yolov2, finer)[1] < wanted[1]
-    with pytest.raises(InfeasiblePlanError, match="MiB on pi-1"):
+    with pytest.raises(InfeasiblePlanError, match="MiB more on pi-1"):
         plan_network("deepthings", yolov2, with_workers_of(MIB // 8))
