@@ -1,4 +1,4 @@
-"""A convolutional network's plan follows its devices: the same segments shared out anew; no weights move.
+"""A convolutional network's plan follows its devices: the same segments shared out anew, as far as memory has room.
 
 That takes some milliseconds, on rank 0 itself.
 """
@@ -15,6 +15,7 @@ from solver.live.follower import DeviceFollower
 from solver.model.convnet import ConvNet
 from solver.plan.segments import SegmentPlan
 from solver.programs.convnets.segment_polish import shared_out
+from solver.schedule.networks.memory import lacking
 from solver.schedule.networks.segment_steps import net_setting, plan_seconds, price_segments
 
 
@@ -46,5 +47,7 @@ class NetworkFollower(DeviceFollower[SegmentPlan]):
     def solved(self, cluster: Cluster) -> SegmentPlan:  # noqa: D102
         s = net_setting(self._net, cluster)
         slow = [rank for rank in np.flatnonzero(self._factor > 1).tolist() if rank]
-        plans = [self._first, shared_out(s, self._first), *([shared_out(s, self._first, without=slow)] if slow else [])]
+        others = [shared_out(s, self._first), shared_out(s, self._first, channels=False)]
+        others += [shared_out(s, self._first, without=slow)] if slow else []
+        plans = [self._first, *(plan for plan in others if not lacking(self._net, cluster, plan))]
         return min(plans, key=lambda plan: plan_seconds(s, plan))

@@ -18,7 +18,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from solver.cluster.cluster import PROGRAM_BYTES, Cluster
+from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.convnet import ConvNet
 from solver.model.operators import channel_points, cut_points
@@ -28,7 +28,7 @@ from solver.programs import integer
 from solver.programs.convnets.every_plan import EveryPlan, parts_of_rows
 from solver.programs.convnets.segment_polish import FEW_MOVES, Priced, balance, descend, let_edges_first
 from solver.programs.convnets.segments import Search, WeightsRoom
-from solver.schedule.networks.memory import lacking, memory_of
+from solver.schedule.networks.memory import lacking, memory_of, room_bytes
 from solver.schedule.networks.segment_steps import NetSetting, net_setting, plan_seconds, predicted, weights_of
 from solver.schedule.shortage import does_not_fit
 
@@ -62,7 +62,7 @@ def solve_network(net: ConvNet, cluster: Cluster, wire: Wire = Wire.FLOAT32) -> 
     if lacking(net, cluster, best.plan):
         fits = _that_fits(s, cluster, wire, [priced.plan for priced in several])
         plans.append(fits.plan)
-        best = Priced(s, fits.plan, points, _room(cluster) - fits.beside_bytes)
+        best = Priced(s, fits.plan, points, room_bytes(cluster) - fits.beside_bytes)
         balance(best)
     plans.append(best.plan)
     if parts := parts_of_rows(s):
@@ -93,11 +93,6 @@ class NetColumn:
         return self.needed_bytes - self.weights_bytes
 
 
-def _room(cluster: Cluster) -> Floats:
-    """Return what devices have beside the program, [p]; nothing where they have not even room for that."""
-    return np.array([max(0.0, device.memory_bytes - PROGRAM_BYTES) for device in cluster.devices])
-
-
 def _that_fits(s: NetSetting, cluster: Cluster, wire: Wire, plans: Iterable[SegmentPlan]) -> NetColumn:
     """Return the fastest plan found that devices have memory for; these are found without regard to memory.
 
@@ -106,7 +101,7 @@ def _that_fits(s: NetSetting, cluster: Cluster, wire: Wire, plans: Iterable[Segm
     InfeasiblePlanError
         If none is found, saying what the plan lacks that lacks least.
     """
-    net, room = s.net, _room(cluster)
+    net, room = s.net, room_bytes(cluster)
 
     def column(plan: SegmentPlan) -> NetColumn:
         needed, weights = np.array(memory_of(net, plan), float), np.array(weights_of(net, plan), float)
@@ -117,6 +112,9 @@ def _that_fits(s: NetSetting, cluster: Cluster, wire: Wire, plans: Iterable[Segm
 
     def prices() -> integer.Prices:
         return integer.prices([own.seconds for own in found], [own.needed_bytes for own in found], room, 1)
+
+    def fitting() -> list[NetColumn]:
+        return [own for own in found if (own.needed_bytes <= room).all()]
 
     found = [column(plan) for plan in plans]
     for _ in range(ROUNDS):
@@ -130,8 +128,7 @@ def _that_fits(s: NetSetting, cluster: Cluster, wire: Wire, plans: Iterable[Segm
     duals = prices()
     _, likely = max(zip(duals.layers, found, strict=True), key=itemgetter(0))
     for part in (*PARTS, *MORE):
-        fitting = [own for own in found if not lacking(net, cluster, own.plan)]
-        if fitting and part not in PARTS:
+        if part not in PARTS and fitting():
             break
         beside = likely.beside_bytes
         for _ in range(LOOKS):
@@ -140,7 +137,7 @@ def _that_fits(s: NetSetting, cluster: Cluster, wire: Wire, plans: Iterable[Segm
             if not new or (new[0].needed_bytes <= room).all():
                 break
             beside = new[0].beside_bytes
-    if fitting := [own for own in found if not lacking(net, cluster, own.plan)]:
-        return min(fitting, key=lambda own: own.seconds)
+    if plans_that_fit := fitting():
+        return min(plans_that_fit, key=lambda own: own.seconds)
     mix = integer.best_mix([own.seconds for own in found], [own.needed_bytes for own in found], room, 1)
     raise does_not_fit(net.name, cluster, mix.short_bytes)

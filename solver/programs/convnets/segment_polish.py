@@ -60,17 +60,19 @@ def seconds_by_rows(s: NetSetting, nodes: Span, rows: int) -> Floats:
     return seconds
 
 
-def shared_out(s: NetSetting, plan: SegmentPlan, without: Sequence[int] = ()) -> SegmentPlan:
+def shared_out(s: NetSetting, plan: SegmentPlan, without: Sequence[int] = (), *, channels: bool = True) -> SegmentPlan:
     """Return the plan with the same segments, cuts and crews, some devices left out, and shares by what they take now.
 
-    Where only devices that are left out had a share, rank 0 has it.
+    Where only devices that are left out had a share, rank 0 has it. Without channels those are shared out as they are,
+    so that all hold the weights that they have.
     """
     segments = []
     for segment, shares in zip(plan.segments, unrolled(s.net, plan), strict=True):
         crew = np.array([rank for rank in segment.active if rank not in without] or [0])
-        if crew.size == 1 or not segment.nodes.size or segment.cut is SegmentCut.TILES:
+        kept = segment.cut is SegmentCut.TILES or not (channels or segment.cut is SegmentCut.ROWS)
+        if crew.size == 1 or not segment.nodes.size or kept:
             alone = replace(segment, shares=alone_on(int(crew[0]), s.devices), edges_first=False)
-            segments.append(alone if crew.size == 1 and segment.cut is not SegmentCut.TILES else segment)
+            segments.append(alone if crew.size == 1 and not kept else segment)
             continue
         if segment.cut is SegmentCut.ROWS:
             parts = coarsest(s.net, shares.after)

@@ -19,6 +19,7 @@ import numpy as np
 from solver.base.arrays import FLOAT_BYTES
 from solver.base.spans import Span
 from solver.cluster.cluster import PROGRAM_BYTES, Cluster
+from solver.cluster.curves import Floats
 from solver.model.convnet import NOTHING, ConvNet, MapBox, Node
 from solver.model.kinds.operator import MAP
 from solver.model.kinds.part import Region
@@ -26,7 +27,7 @@ from solver.model.operators import LARGE_PRODUCT
 from solver.plan.layout import Box, Layout, moves
 from solver.plan.segments import SegmentPlan
 from solver.schedule.networks.pieces import Reach, Walk, map_box, pieces_of
-from solver.schedule.networks.segment_steps import entering_numbers, numbers_within, weights_of
+from solver.schedule.networks.segment_steps import entering_numbers, numbers_within, run_bytes, weights_of
 from solver.schedule.networks.steps import (
     Regions,
     SegmentShares,
@@ -435,6 +436,16 @@ def lacking(net: ConvNet, cluster: Cluster, plan: SegmentPlan) -> dict[int, int]
         if rank in (0, *plan.active) and more > 0:
             found[rank] = more
     return found
+
+
+def room_bytes(cluster: Cluster) -> Floats:
+    """Return what devices have beside the program, [p]; nothing where they have not even room for that."""
+    return np.array([max(0.0, device.memory_bytes - PROGRAM_BYTES) for device in cluster.devices])
+
+
+def may_hold(net: ConvNet, cluster: Cluster) -> bool:
+    """Return whether devices have memory for the weights together, each of these once, beside the program."""
+    return bool(run_bytes(net, Span(0, len(net.nodes))) <= room_bytes(cluster).sum())
 
 
 def check_memory(net: ConvNet, cluster: Cluster, plan: SegmentPlan) -> None:

@@ -18,6 +18,7 @@ from solver.plan.plan import Wire
 from solver.plan.segments import THROUGHPUT, SegmentPlan, among
 from solver.programs.candidates import FEW
 from solver.programs.convnets.planner import solve_network
+from solver.schedule.networks.memory import may_hold
 from solver.schedule.networks.segment_steps import net_setting, predicted
 from solver.systems.hepti_throughput import DeviceGroup, best_partition
 
@@ -98,9 +99,10 @@ class _Rates:
         return self._known[group]
 
     def _solved(self, group: DeviceGroup) -> SegmentPlan | None:
-        if len(group) > 1 and all(self.rate((rank,)) for rank in group):
+        own = self._cluster.only(group)
+        if not may_hold(self._net, own) or (len(group) > 1 and all(self.rate((rank,)) for rank in group)):
             return None
         try:
-            return solve_network(self._net, self._cluster.only(group), self._wire)
+            return solve_network(self._net, own, self._wire)
         except InfeasiblePlanError:
             return None

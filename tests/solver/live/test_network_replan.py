@@ -3,10 +3,15 @@
 import numpy as np
 import pytest
 
+from solver.cluster.cluster import GIB, PROGRAM_BYTES
 from solver.live.cusum import Cusum, threshold
 from solver.live.follower import AGAIN
 from solver.live.network_replan import NetworkFollower
+from solver.plan.segments import SegmentCut
 from solver.programs.convnets.planner import solve_network
+from solver.programs.convnets.segment_polish import shared_out
+from solver.schedule.networks.memory import lacking
+from solver.schedule.networks.segment_steps import net_setting
 from tests.kit.clusters import pis
 from tests.sweeps import count
 from weights.networks_zoo import zoo_network
@@ -52,6 +57,18 @@ def test_a_board_at_a_quarter_of_its_speed_has_fewer_rows_within_three_images(fo
     assert changes[0].why == "pi-2 takes 4.0 times as long"
     assert rows(follower.plan)[2] < 0.6 * before[2]
     assert changes[0].after_s < changes[0].before_s
+
+
+def test_where_memory_is_scarce_no_plan_needs_more_than_there_is():
+    """No board holds the network, and channels are shared out: by speed the others would hold more than they can."""
+    net, _ = zoo_network("vgg16")
+    cluster = pis(25, 25, 25, memory_gib=(PROGRAM_BYTES + (250 << 20)) / GIB)
+    follower = NetworkFollower(net, cluster, solve_network(net, cluster))
+    slow = cluster.with_device(2, compute_flop_per_s=5e9)
+
+    assert any(segment.cut is SegmentCut.CHANNELS for segment in follower.plan.segments)
+    assert lacking(net, cluster, shared_out(net_setting(net, slow), follower.plan))
+    assert not lacking(net, cluster, follower.solved(slow))
 
 
 def test_noise_is_no_change(follower):

@@ -4,7 +4,7 @@ import pytest
 
 from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import MIB
-from solver.systems.convnets import plan_network
+from solver.systems.convnets import hepti_throughput, plan_network
 from solver.systems.convnets.hepti_throughput import solve_replicas
 from tests.kit import refused
 from tests.kit.chains import boards, chain
@@ -43,6 +43,21 @@ def test_boards_that_hold_a_part_answer_together():
 
 def test_a_network_that_fits_nowhere_is_refused(kept):
     kept(refused.said(solve_replicas, [(NET, with_memory(boards(10, 10), 5, 5))], InfeasiblePlanError))
+
+
+def test_groups_that_cannot_hold_the_weights_are_not_planned_for(monkeypatch):
+    """Of three boards none holds the 38 MiB, nor do two without the second."""
+    cluster, asked = with_memory(boards(10, 10, 10, mbps=1000), 15, 30, 15), []
+    solve = hepti_throughput.solve_network
+    monkeypatch.setattr(
+        hepti_throughput, "solve_network", lambda net, own, wire: asked.append(own.names) or solve(net, own, wire)
+    )
+
+    found = solve_replicas(NET, cluster)
+
+    assert [plan.active for plan in found.plans] in ([(0, 1)], [(1, 2)], [(0, 1, 2)])
+    assert asked
+    assert all("pi-1" in names and len(names) > 1 for names in asked)
 
 
 def test_more_images_than_rank_0_can_send_are_not_promised():
