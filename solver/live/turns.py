@@ -120,8 +120,9 @@ class Turns(Generic[AnyPlan]):
         else:
             first = self.turns * len(self.plans)
             stays = f"{self._words(self.plan)} stays; times of all {self._what} are with the first {first}"
-        of = f" for {self._of}" if self._of else ""
-        return f"{counted(len(self.plans), 'plan')} tried in turn, ms{of}: {tried}; {stays}"
+        of, begun = f" for {self._of}" if self._of else "", sum(map(bool, self._ratios))
+        some = f"{begun} of " if begun < len(self.plans) else ""
+        return f"{some}{counted(len(self.plans), 'plan')} tried in turn, ms{of}: {tried}; {stays}"
 
     @property
     def _what(self) -> str:
