@@ -29,6 +29,8 @@ def said(block):
 
 def marks(block):
     slow = pytest.mark.slow("runs all commands of a block of the page")
+    if all(line.startswith(("hepti plan ", "#")) for line in block.splitlines()):
+        return [slow, pytest.mark.thorough("tests/test_documents.py makes written plans, without a process for each")]
     if block not in README and said(block) <= said("".join(README)):
         return [slow, pytest.mark.thorough("what README has, with other values")]
     if "hepti lab" in block:

@@ -21,7 +21,7 @@ from tests.kit import refused
 from tests.kit.chains import chain
 from tests.kit.clusters import pis
 from tests.kit.convnets import random_net
-from tests.sweeps import pairs, seeds
+from tests.sweeps import count, pairs, seeds
 from weights.networks_zoo import zoo_network
 
 
@@ -55,7 +55,8 @@ def every_plan(search, devices):
 def test_the_best_of_all_paths_is_found(boards, height):
     """Up to what the search adds up, where a step in truth overlaps compute and exchange."""
     gflops, mbps, latency_us = boards
-    net, cluster = chain(*[("conv", 16)] * 4, size=(height, 20)), pis(*gflops, mbps=mbps, latency_us=latency_us)
+    net = chain(*[("conv", 16)] * count(3, 4), size=(height, 20))
+    cluster = pis(*gflops, mbps=mbps, latency_us=latency_us)
     s = net_setting(net, cluster)
     search = Search(s, Wire.FLOAT32)
 
