@@ -117,15 +117,15 @@ def _that_fits(s: NetSetting, cluster: Cluster, wire: Wire, plans: Iterable[Segm
         return [own for own in found if (own.needed_bytes <= room).all()]
 
     found = [column(plan) for plan in plans]
+    duals = prices()
     for _ in range(ROUNDS):
-        duals = prices()
         least_s = (1 - WORTH) * duals.layer_s
         new = columns(WeightsRoom(np.full(s.devices, np.inf), duals.per_byte))
         worth = [own for own in new if own.seconds + own.needed_bytes @ duals.per_byte < least_s]
         if not worth:
             break
         found += worth
-    duals = prices()
+        duals = prices()
     _, likely = max(zip(duals.layers, found, strict=True), key=itemgetter(0))
     for part in (*PARTS, *MORE):
         if part not in PARTS and fitting():

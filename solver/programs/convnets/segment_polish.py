@@ -70,9 +70,11 @@ def shared_out(s: NetSetting, plan: SegmentPlan, without: Sequence[int] = (), *,
     for segment, shares in zip(plan.segments, unrolled(s.net, plan), strict=True):
         crew = np.array([rank for rank in segment.active if rank not in without] or [0])
         kept = segment.cut is SegmentCut.TILES or not (channels or segment.cut is SegmentCut.ROWS)
-        if crew.size == 1 or not segment.nodes.size or kept:
-            alone = replace(segment, shares=alone_on(int(crew[0]), s.devices), edges_first=False)
-            segments.append(alone if crew.size == 1 and not kept else segment)
+        if kept or (crew.size > 1 and not segment.nodes.size):
+            segments.append(segment)
+            continue
+        if crew.size == 1:
+            segments.append(replace(segment, shares=alone_on(int(crew[0]), s.devices), edges_first=False))
             continue
         if segment.cut is SegmentCut.ROWS:
             parts = coarsest(s.net, shares.after)

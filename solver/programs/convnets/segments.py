@@ -142,9 +142,12 @@ class Search:
         # Where few rows are left for each, channels may be shared out, from one node that needs all of them to the
         # next.
         few = (at for at in levels[1:] if self._height(at, levels) < FEW_ROWS * s.devices)
-        deep = next(few, levels[-1]) if s.devices > 1 else levels[-1]
-        # By channels each holds a part of the weights, by rows all of them.
-        deep = levels[0] if scarce is not None and s.devices > 1 else deep
+        if s.devices == 1:
+            deep = levels[-1]
+        elif scarce is None:
+            deep = next(few, levels[-1])
+        else:  # by channels each holds a part of the weights, by rows all of them
+            deep = levels[0]
         self._points = sorted({*levels, *(at for at in channel_points(s.net) if at > deep)})
         self._levels = {self._points.index(at) for at in levels}
         self._deep = self._points.index(deep)
@@ -205,10 +208,20 @@ class Search:
 
         return not any(alike(rank, other) and other not in crew for rank in crew for other in range(rank))
 
+    @cached_property
+    def _limits(self) -> Floats | None:
+        """What devices have room for, [p]; None where weights have a price at most."""
+        scarce = self._scarce
+        return None if scarce is None or np.isinf(scarce.most_bytes).any() else scarce.most_bytes
+
     def _roomy(self) -> list[Floats]:
-        """Return what devices have room for, [p], where memory is scarce and some have."""
-        room = np.zeros(1) if self._scarce is None else np.maximum(self._scarce.most_bytes, 0.0)
-        return [np.maximum(room, 1e-6 * room.max())] if 0 < room.max() < np.inf else []
+        """Return what devices have room for, [p], where that is limited and some have any.
+
+        Shares are in proportion to it: next to nothing stands for none.
+        """
+        if self._limits is None or not (self._limits > 0).any():
+            return []
+        return [np.maximum(self._limits, 1e-6 * self._limits.max())]
 
     def _in_proportion(self, able: Floats) -> Floats:
         """Return the shares of channels of crews that may share them out, [crews, p]: parts of `CHANNEL_PARTS`.
@@ -230,16 +243,18 @@ class Search:
             Bytes of weights. Several of a group are kept where room is limited: of those that hold the same, one.
         group : [paths]
         """
-        costs = ends[:, 0].max(-1)
-        if self._scarce is None:
-            order = np.lexsort((costs, group))
-            return order[np.unique(group[order], return_index=True)[1]]
-        order = np.lexsort((costs + held @ self._scarce.byte_s, group))
-        order = order[(held[order] <= self._scarce.most_bytes).all(-1)]
-        known = np.column_stack([group[order], np.round(held[order])])
-        order = order[np.sort(np.unique(known, axis=0, return_index=True)[1])]
-        own, most = group[order], LABELS if np.isfinite(self._scarce.most_bytes).all() else 1
-        return order[np.arange(own.size) - np.searchsorted(own, own) < most]
+        costs, limits = ends[:, 0].max(-1), self._limits
+        if self._scarce is not None:
+            fits = (held <= self._scarce.most_bytes).all(-1)
+            costs = np.where(fits, costs + held @ self._scarce.byte_s, np.inf)
+        order = np.lexsort((costs, group))
+        order = order[np.isfinite(costs[order])]
+        if limits is not None:
+            known = np.column_stack([group[order], np.round(held[order])])
+            order = order[np.sort(np.unique(known, axis=0, return_index=True)[1])]
+        own, most = group[order], 1 if limits is None else LABELS
+        kept: Ints = order[np.arange(own.size) - np.searchsorted(own, own) < most]
+        return kept
 
     # The part that is shared out by rows or channels.
 
