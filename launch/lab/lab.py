@@ -44,6 +44,7 @@ class Host:
     exceptions: tuple[tuple[str, float], ...] = ()  # address of a peer, bytes per second of the link to it
     cpu: float = 1.0  # now, as a fraction of the device's speed
     core_flop_per_s: float = 0.0  # calibrated: what this host gets for one whole core, in the lab's time
+    cores_exponent: float = 1.0  # calibrated: the quota goes with this power of `cpu`
     core: int = 0  # the one that all it runs is on, where the lab is of the real-time class
     connected: bool = True
     full: bool = False  # whether its disk is
@@ -56,8 +57,11 @@ class Host:
 
     @property
     def cores(self) -> float:
-        """The CPU quota in cores that gives that speed."""
-        return self.compute_flop_per_s / self.core_flop_per_s
+        """The CPU quota in cores that gives that speed.
+
+        It falls more slowly than the speed: a host that stands still for longer finds less of its numbers in the cache.
+        """
+        return self.device_flop_per_s / self.core_flop_per_s * math.pow(self.cpu, self.cores_exponent)
 
     @property
     def threads(self) -> int:

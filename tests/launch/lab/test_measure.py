@@ -1,5 +1,6 @@
 """What the probes' answers add up to."""
 
+import math
 import signal
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import pytest
 
 from launch.lab import measure as lab_measure
 from launch.lab.lab import plan_lab
-from launch.lab.measure import FLOP, _Probes, calibrate, summary
+from launch.lab.measure import FLOP, TURN_S, _Probes, calibrate, summary
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 
@@ -53,11 +54,12 @@ def test_a_probe_that_says_anything_else_is_refused_with_its_words():
 class Busy:
     """Hosts whose core does 100 GFLOP/s, in some rounds another part of it, under the quota that is in force.
 
-    In a round in which it is taken from them, 0 of it, they do three products.
+    In a round in which it is taken from them, 0 of it, they do three products. After the rounds with a part a core is
+    slower for a host that has less of it: by a tenth at a quarter.
     """
 
     def __init__(self, parts, quotas):
-        self.parts, self.quotas = list(parts), quotas
+        self.parts, self.quotas, self.whole = list(parts), quotas, None
 
     def __call__(self, commands):
         return self
@@ -69,6 +71,10 @@ class Busy:
         pass
 
     def ask(self, seconds):
+        if seconds == TURN_S:
+            self.whole = self.whole or list(self.quotas)
+            shares = [quota / whole for quota, whole in zip(self.quotas, self.whole, strict=True)]
+            return [[(1.0, FLOP / (100e9 * 0.9 ** math.log(share, 0.25)))] * 3 for share in shares]
         part = self.parts.pop(0)
         if not part:
             return [[(1.0, 0.01)] * 3 for _ in self.quotas]
@@ -76,12 +82,8 @@ class Busy:
         return [[(cpu_s / (quota * 0.98), cpu_s)] * 24 for quota in self.quotas]
 
 
-@pytest.mark.parametrize(
-    ("parts", "rounds"),
-    [((1, 1, 1, 1, 1, 1), 2), ((0.7, 1, 1, 1.3, 1, 1), 4), ((1.1, 0.9, 1, 1, 1, 1), 3), ((0, 1, 1, 0, 1, 1), 3)],
-)
-def test_quotas_follow_what_is_usual_and_settle(parts, rounds, monkeypatch):
-    """A core of 100 GFLOP/s, 2 % lost by the quota: a round that is a third off, or lost, does not count in the end."""
+def calibrated(parts, monkeypatch):
+    """Return a lab of two hosts, calibrated on such a machine, and what is left of its rounds."""
     device = Device("pi-0", 24.6e9, GIB)
     lab = plan_lab("lab", Cluster((device, replace(device, name="pi-1")), Link(1e8, 2e-4), {}))
     lab = replace(lab, hosts=tuple(replace(host, core_flop_per_s=90e9) for host in lab.hosts))
@@ -91,7 +93,26 @@ def test_quotas_follow_what_is_usual_and_settle(parts, rounds, monkeypatch):
     def limit(lab, host):
         busy.quotas[[other.name for other in lab.hosts].index(host.name)] = host.cores
 
-    lab, _ = calibrate(lab, limit)
+    return calibrate(lab, limit)[0], busy
+
+
+@pytest.mark.parametrize(
+    ("parts", "rounds"),
+    [((1, 1, 1, 1, 1, 1), 2), ((0.7, 1, 1, 1.3, 1, 1), 4), ((1.1, 0.9, 1, 1, 1, 1), 3), ((0, 1, 1, 0, 1, 1), 3)],
+)
+def test_quotas_follow_what_is_usual_and_settle(parts, rounds, monkeypatch):
+    """A core of 100 GFLOP/s, 2 % lost by the quota: a round that is a third off, or lost, does not count in the end."""
+    lab, busy = calibrated(parts, monkeypatch)
 
     assert [host.core_flop_per_s for host in lab.hosts] == pytest.approx([98e9] * 2, rel=0.01)
     assert len(parts) - len(busy.parts) == rounds
+
+
+def test_a_slowed_host_gets_the_quota_that_its_cooler_cache_needs(monkeypatch):
+    """At a quarter of the quota a core is a tenth slower, and the whole quota is in force again in the end."""
+    lab, busy = calibrated((1, 1), monkeypatch)
+    slowed = replace(lab.hosts[0], cpu=0.25)
+
+    share = slowed.cores / lab.hosts[0].cores
+    assert share * 0.9 ** math.log(share, 0.25) == pytest.approx(0.25)
+    assert busy.quotas == pytest.approx([host.cores for host in lab.hosts])
