@@ -1,11 +1,15 @@
-"""Reading ahead: the next block is read while the former is packed."""
+"""In which order weights are read, and that the next block is read while the former is packed."""
 
 from threading import Event
 
 import pytest
 
 from hepti_mpi.engine.load import _ahead
+from hepti_mpi.program.share import Share
 from solver.base.errors import HeptiError
+from solver.plan.decoder_plan import whole_on
+from solver.schedule.decoders.passes import DecoderPasses
+from tests.kit.decoders import small_model
 
 
 def test_a_step_runs_while_the_result_before_it_is_used():
@@ -33,3 +37,14 @@ def test_results_come_in_order_up_to_the_step_that_fails():
 
 def test_nothing_to_do_gives_nothing():
     assert list(_ahead(iter([]))) == []
+
+
+def test_what_is_largest_is_made_first():
+    """A graph takes its weights up to three times while it is made: of the head that is more than all layers' slack."""
+    model = small_model(layers=2, vocab=5000)
+    share = Share(DecoderPasses(model, whole_on(model, ("one",), 0, context=32, precision="int4")), 0)
+
+    first, *others = share.lacking()
+
+    assert model.head in {piece.name for piece, _ in first.places}
+    assert [own.nbytes for own in others] == sorted((own.nbytes for own in others), reverse=True)
