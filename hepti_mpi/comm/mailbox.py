@@ -27,9 +27,10 @@ PAUSE_SHARE, LONGEST_PAUSE_S = 0.1, 1e-3
 
 @dataclass(slots=True)
 class Traffic:
-    """What a rank's messages cost since the last reset."""
+    """What a rank's messages cost since the last reset, and its kernels beside them."""
 
     wait_s: float = 0.0
+    kernel_s: float = 0.0
     sent_bytes: int = 0
     received_bytes: int = 0
     trace: Trace | None = None  # of the waits, where one is recorded
@@ -37,7 +38,7 @@ class Traffic:
 
     def reset(self) -> None:
         """Count from zero."""
-        self.wait_s, self.sent_bytes, self.received_bytes = 0.0, 0, 0
+        self.wait_s, self.kernel_s, self.sent_bytes, self.received_bytes = 0.0, 0.0, 0, 0
 
     def waited(self, started: float) -> None:
         """Count a wait that ends now."""
@@ -45,6 +46,12 @@ class Traffic:
         self.wait_s += now - started
         if self.trace is not None:
             self.trace.waits.append((started, now))
+
+    def compute(self, call: Callable[[], object]) -> None:
+        """Run what computes, and count its seconds, without those in which it waited for what arrives meanwhile."""
+        started, waited_s = clock.now(), self.wait_s
+        call()
+        self.kernel_s += clock.now() - started - (self.wait_s - waited_s)
 
     @contextmanager
     def waiting(self) -> Iterator[float]:

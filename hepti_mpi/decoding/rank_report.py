@@ -20,6 +20,7 @@ def rank_report(model: Decoder, ranks: Ranks, group: Group) -> dict[str, Any]:
         "device": plan.devices[rank],
         "backend": ranks.share.backend,
         "compute_s": ranks.compute_s,
+        "kernel_s": traffic.kernel_s,
         "wait_s": traffic.wait_s,
         "sent_bytes": traffic.sent_bytes,
         "received_bytes": traffic.received_bytes,

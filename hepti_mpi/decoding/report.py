@@ -14,6 +14,7 @@ from hepti_mpi.comm.hosts import Place
 from hepti_mpi.decoding.generation import TextAnswer
 from hepti_mpi.kernels.backends import of_all
 from hepti_mpi.report.report import FORMAT
+from hepti_mpi.report.tables import engine_line
 from solver.base import clock
 from solver.base.phrases import counted
 from solver.base.tables import new_table
@@ -91,6 +92,7 @@ def show_run(console: Console, report: Mapping[str, Any], model: Decoder, plan: 
             f"{entry['sent_bytes'] / MIB:.1f}",
         )  # fmt: skip
     console.print(table)
+    console.print(engine_line(report["per_rank"], 1))
     line = Text(counted(len(report["requests"]), "answer"))
     if report["tokens_per_s_median"]:
         line.append(", ").append(f"{report['tokens_per_s_median']:.2f} tokens a second", "bold")

@@ -63,6 +63,7 @@ class Meter:
     wait_s: float = 0.0
     sent_bytes: int = 0
     received_bytes: int = 0
+    kernel_s: float = 0.0  # of what it computed; the rest is the engine's own
     batches_by_bits: Counter[int] = field(default_factory=Counter)  # sent to other stages: bits of their numbers
 
     def add(self, other: Meter) -> None:
@@ -71,11 +72,12 @@ class Meter:
         self.wait_s += other.wait_s
         self.sent_bytes += other.sent_bytes
         self.received_bytes += other.received_bytes
+        self.kernel_s += other.kernel_s
         self.batches_by_bits += other.batches_by_bits
 
     def to_table(self) -> dict[str, float]:
         """Return all sums but those by bits, as reports have them."""
-        names = ("compute_s", "wait_s", "sent_bytes", "received_bytes")
+        names = ("compute_s", "kernel_s", "wait_s", "sent_bytes", "received_bytes")
         return {name: getattr(self, name) for name in names}
 
 
@@ -104,7 +106,7 @@ def metered(
         if trace is not None:
             trace.end()
         wait_s, sent, received = traffic.wait_s, traffic.sent_bytes, traffic.received_bytes
-        spent.add(Meter(clock.now() - started - wait_s, wait_s, sent, received))
+        spent.add(Meter(clock.now() - started - wait_s, wait_s, sent, received, traffic.kernel_s))
         for meter in meters:
             meter.add(spent)
 

@@ -143,7 +143,7 @@ class Compiled(ABC):
             if comes is None:
                 yield from ((name, call) for call in post)
             for name, call in self._computing(step, called, comes.exchange if comes else None):
-                yield name, call
+                yield name, partial(self._group.traffic.compute, call)
             if comes is not None:  # one exchange runs at a time: messages share where they arrive
                 last = [comes.exchange.sent] if comes.own.by_rows else []
                 yield from ((name, call) for call in (*last, *post))

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from hepti_mpi.report.tables import engine_line
 from solver.base.phrases import counted, ms
 from solver.base.tables import new_table
 from solver.cluster.cluster import MIB
@@ -37,6 +38,7 @@ def show_network(console: Console, report: Mapping[str, Any], net: ConvNet, plan
             f"{entry['sent_bytes'] / 1024 / images:.0f}",
         )
     console.print(table)
+    console.print(engine_line(report["per_rank"], images))
     line = Text.assemble((f"{ms(report['seconds_median'])} ms", "bold"), " an image")
     if images > 1:
         line.append(", the median")

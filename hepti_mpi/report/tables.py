@@ -109,7 +109,14 @@ def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan, *, queue
     console.print(table)
     if not all(stage.is_whole for stage in plan.stages):
         console.print(LEGEND)
+    console.print(engine_line(report["per_rank"], report["repeat"]))
     console.print(_rate(report) if queued else _latency(report, plan))
+
+
+def engine_line(ranks: Sequence[Mapping[str, Any]], often: int) -> str:
+    """Return what the engine itself takes each time: of what the rank with the most computes, all but its kernels."""
+    own_s, device = max((entry["compute_s"] - entry["kernel_s"], entry["device"]) for entry in ranks)
+    return f"engine: {ms(own_s / often)} ms of compute at most, on {device}; all else is kernels"
 
 
 def _latency(report: Mapping[str, Any], plan: Plan) -> Text:

@@ -65,7 +65,7 @@ def test_a_rank_computes_or_waits(report):
     spent = [entry["compute_s"] + entry["wait_s"] for entry in report["per_rank"]]
 
     assert [entry["rank"] for entry in report["per_rank"]] == list(range(RANKS))
-    assert all(entry["compute_s"] > 0 for entry in report["per_rank"])
+    assert all(0 < entry["kernel_s"] < entry["compute_s"] for entry in report["per_rank"])
     # Rank 0 embeds and pools besides; on a busy core the others may wake up, or find out that they are done, late.
     assert 0.3 * seconds < spent[0] < seconds
     assert max(spent) < seconds + 0.3

@@ -42,7 +42,14 @@ def check(name, console):
 
 def ranks(devices, **more):
     """Return what ranks tell of themselves."""
-    facts = {"compute_s": 0.61, "wait_s": 0.12, "sent_bytes": 9 << 20, "weights_bytes": 300 << 20, **more}
+    facts = {
+        "compute_s": 0.61,
+        "kernel_s": 0.5775,
+        "wait_s": 0.12,
+        "sent_bytes": 9 << 20,
+        "weights_bytes": 300 << 20,
+        **more,
+    }
     return [{"rank": rank, "device": device, **facts} for rank, device in enumerate(devices)]
 
 
@@ -80,7 +87,7 @@ def test_a_run_of_an_encoder(system, console):
 def test_a_run_of_a_network(console):
     net, _ = classifier()
     plan = plan_of(net, [(2, "rows", [0.25, 0.75]), (len(net.nodes), "rows", [0, 1])], 2)
-    meters = [Meter(2.0, 0.5, 4096, 0), Meter(1.0, 0.0, 2048, 0)]
+    meters = [Meter(2.0, 0.5, 4096, 0, 1.98), Meter(1.0, 0.0, 2048, 0, 0.9)]
     told = [network_rank_report(net, plan, meter, rank, "onnxruntime") for rank, meter in enumerate(meters)]
     report = {
         "requests_answered": 2, "per_rank": told,

@@ -16,7 +16,7 @@ from tests.kit.networks import classifier
 def test_a_person_sees_shares_of_the_work_in_80_columns(predicted):
     net, _ = classifier()
     plan = plan_of(net, [(2, "rows", [0.25, 0.75]), (len(net.nodes), "rows", [0, 1])], 2)
-    meters = [Meter(2.0, 0.5, 4096, 0), Meter(1.0, 0.0, 2048, 0)]
+    meters = [Meter(2.0, 0.5, 4096, 0, 1.98), Meter(1.0, 0.0, 2048, 0, 0.9)]
     report = {
         "requests_answered": 2,
         "per_rank": [network_rank_report(net, plan, meter, rank, "onnxruntime") for rank, meter in enumerate(meters)],

@@ -117,8 +117,9 @@ def test_ranks_stand_with_their_shares_and_the_figures_of_one_pass(predicted, co
     _, rows = layer_by_rows(BLOCKS, (0.7, 0.3))
     plan = Plan((Stage(("pi-0", "pi-1"), ((Span(0, 2), (block, rows)),)),), "bert", rows=64)
     ranks = [
-        {"rank": number, "device": name, "compute_s": 0.4, "wait_s": 0.1, "sent_bytes": 4096, "weights_bytes": 3 << 19}
-        for number, name in enumerate(plan.devices)
+        {"rank": number, "device": name, "compute_s": 0.4, "kernel_s": kernel_s, "wait_s": 0.1, "sent_bytes": 4096}
+        | {"weights_bytes": 3 << 19}
+        for number, (name, kernel_s) in enumerate(zip(plan.devices, (0.39, 0.38), strict=True))
     ]
     report = {
         "per_rank": ranks,
@@ -134,6 +135,7 @@ def test_ranks_stand_with_their_shares_and_the_figures_of_one_pass(predicted, co
     assert row_of(console, "0") == ["0", "pi-0", "11 heads", "70 % of rows", "1.5", "100.0", "25.0", "1"]
     assert row_of(console, "1") == ["1", "pi-1", "1 head", "30 % of rows", "1.5", "100.0", "25.0", "1"]
     assert ("predicted 12.5 ms" in shown(console)) == (predicted is not None)
+    assert "engine: 5.0 ms of compute at most, on pi-1" in shown(console)
     kept(shown(console))
 
 
@@ -143,7 +145,8 @@ def test_of_batches_that_queue_the_rates_stand_beside_each_other(predicted, cons
     rows = layer_by_rows(BLOCKS, (1.0,))
     stages = tuple(Stage((name,), ((span, rows),)) for name, span in (("pi-0", Span(0, 1)), ("pi-1", Span(1, 2))))
     ranks = [
-        {"rank": rank, "device": f"pi-{rank}", "compute_s": 1, "wait_s": 1, "sent_bytes": 1, "weights_bytes": 1}
+        {"rank": rank, "device": f"pi-{rank}", "compute_s": 1, "kernel_s": 1, "wait_s": 1, "sent_bytes": 1}
+        | {"weights_bytes": 1}
         for rank in range(2)
     ]
     report = {
@@ -159,7 +162,7 @@ def test_of_batches_that_queue_the_rates_stand_beside_each_other(predicted, cons
 
     show_ranks(console, report, Plan(stages, "bert", rows=64, devices=("pi-0", "pi-1")), queued=True)
 
-    last = " ".join(shown(console).split("┘")[-1].split())
+    last = " ".join(shown(console).split("kernels\n")[-1].split())
     assert last.startswith("35.25 requests a second")
     assert ("predicted 40.00" in last) == (predicted is not None)
     kept(last)
@@ -171,7 +174,8 @@ def test_shares_fit_80_columns_and_headings_break_first(kept):
     _, rows = layer_by_rows(BLOCKS, (0.7, 0.3))
     plan = Plan((Stage(("pi-0", "pi-1"), ((Span(0, 2), (block, rows)),)),), "bert", rows=64)
     ranks = [
-        {"rank": rank, "device": name, "compute_s": 0.1, "wait_s": 0.025, "sent_bytes": 1024, "weights_bytes": 3 << 19}
+        {"rank": rank, "device": name, "compute_s": 0.1, "kernel_s": 0.1, "wait_s": 0.025, "sent_bytes": 1024}
+        | {"weights_bytes": 3 << 19}
         for rank, name in enumerate(plan.devices)
     ]
     report = {"per_rank": ranks, "repeat": 1, "seconds_median": 0.02, "predicted_seconds": None}
@@ -198,7 +202,8 @@ def test_stages_within_layers_are_explained(console, kept):
         Stage((name,), ((Span(0, 1), rows),), half) for name, half in zip(("pi-0", "pi-1"), halves, strict=True)
     )
     ranks = [
-        {"rank": number, "device": f"pi-{number}", "compute_s": 0.4, "wait_s": 0.1, "sent_bytes": 0, "weights_bytes": 0}
+        {"rank": number, "device": f"pi-{number}", "compute_s": 0.4, "kernel_s": 0.4, "wait_s": 0.1, "sent_bytes": 0}
+        | {"weights_bytes": 0}
         for number in range(2)
     ]
     report = {"per_rank": ranks, "repeat": 1, "seconds_median": 0.02, "predicted_seconds": None, "requests_per_s": 1.0}
