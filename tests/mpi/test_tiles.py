@@ -1,6 +1,7 @@
 """Tiles are handed out as the plan says; with stealing, a slow rank computes fewer; strips are of the same image."""
 
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -34,8 +35,8 @@ def made(world, tensors, shares, grid=(6, 6), *, stealing, reuse=False):
 
 def tasks_of(network):
     """Return what a rank does of segments that are cut by tiles."""
-    calls = (call for _, calls in network.program._blocks for call in calls)
-    owners = (getattr(call, "__self__", None) for call in calls)
+    timed = (call for _, calls in network.program._blocks for call in calls if isinstance(call, partial))
+    owners = (getattr(argument, "__self__", None) for call in timed for argument in call.args)
     return [own for own in owners if isinstance(own, TileTasks)]
 
 
