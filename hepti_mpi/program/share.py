@@ -230,11 +230,11 @@ class Share(Graphs[RunKey, tuple[RankRun, frozenset[str]], ShareGraphs], Generic
         self._lacking.clear()
 
     def _held_bytes(self, lacking: tuple[RunKey, tuple[RankRun, frozenset[str]]]) -> int:
-        """Return the bytes of a run's weights."""
+        """Return the bytes of a run's weights, those of whole rows where columns are cut: it is for an order."""
         _, (run, _) = lacking
         precision = PRECISIONS[self.passes.precision]
         return sum(
-            tensor.held_bytes(precision, region[tensor.axis].size if tensor.axis in region else None)
+            tensor.held_bytes(precision, region[tensor.axis].size if tensor.axis else None)
             for part, region in run
             for tensor in part.tensors
         )

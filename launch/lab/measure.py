@@ -31,7 +31,7 @@ MAX_ROUNDS = 6
 CLOSE = 0.015
 STREAM_S = 1.3
 # How much slower a core is for a host that has less of it is measured at a quarter of the quotas, in turn with the
-# whole, so often and so long: ten such medians were within 2 % of each other on a machine that moved by 15 % meanwhile.
+# whole, so often and so long: twelve such medians were 0.87 to 0.92 on a machine that moved by 15 % meanwhile.
 SLOWED, TURNS, TURN_S = 0.25, 4, 0.4
 # Of its quota, the least that a host gets by itself. One that gets less is being robbed (by another lab); it is asked
 # again, and its quota is not raised further.
