@@ -61,6 +61,8 @@ def run(options: argparse.Namespace, group: Group) -> int:
     source = open_source(DecoderFile, path, fingerprint, group)
     share = load_share(source, model, computes, plan, leader.progress if leader else None)
     load_s = group.slowest(clock.now() - started)
+    if group.from_root((lambda: leader.asks_much) if leader else None):
+        large_pages()
     if options.replan != "auto" and options.plan_by != "measure":  # nothing is read any more
         source.close()
     cast, reads = backend(computes).cast, leader.reads if leader else None
@@ -100,5 +102,4 @@ def load_share(
     total = sum(stored_bytes(model, plan, each) for each in {rank, *source.without_file})
     share = Share(DecoderPasses(model, plan), rank, backend=backend)
     source.complete(share.lacking(), progress("loading", total) if progress else None)
-    large_pages()
     return share

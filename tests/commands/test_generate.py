@@ -258,13 +258,18 @@ def test_a_plan_of_the_solver_is_run(tiny, asked, tmp_path):
     assert found["context"] == 64
 
 
-def test_a_plan_says_what_one_board_alone_is_predicted_for(tiny, tmp_path):
-    """Its cache, wire, sequences and context; what the command line says goes before."""
-    table = {
-        "format": "hepti-plan/2", "model": {"name": "tiny"}, "devices": ["a"], "context": 128, "sequences": 3,
-        "cache": "int8", "wire": "float16", "stages": [{"runs": [{"layers": [0, 3], **ALONE}]}],
+def alone(tiny, sequences):
+    """Return the table of a plan of one device."""
+    return {
+        "format": "hepti-plan/2", "model": {"name": "tiny"}, "devices": ["a"], "context": 128, "sequences": sequences,
+        "stages": [{"runs": [{"layers": [0, 3], **ALONE}]}],
         "head": {"cut": "words", "words": [tiny.model.config.vocab_size]},
     }  # fmt: skip
+
+
+def test_a_plan_says_what_one_board_alone_is_predicted_for(tiny, tmp_path):
+    """Its cache, wire, sequences and context; what the command line says goes before."""
+    table = {**alone(tiny, 3), "cache": "int8", "wire": "float16"}
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(table))
     words = [*map(str, generate(tiny, "--plan", path, "--prompt", "the cat", "--wire", "int8"))]
@@ -274,6 +279,28 @@ def test_a_plan_says_what_one_board_alone_is_predicted_for(tiny, tmp_path):
 
     asked = leader.asked
     assert (asked.cache, asked.wire, asked.sequences, asked.context) == ("int8", Wire.INT8, 3, 128)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sequences", "much"),
+    [
+        (["--prompt", "the cat", "--tokens", "100"], 1, False),
+        (["--prompt", *["the cat"] * 4, "--tokens", "100"], 1, True),
+        (["--prompt", *["the cat"] * 4, "--tokens", "80"], 1, False),
+        (["--prompt", *["the cat"] * 4, "--tokens", "100"], 4, False),
+        (["--input", "-", "--tokens", "1"], 1, True),
+    ],
+)
+def test_weights_move_onto_large_pages_where_many_tokens_may_come(tiny, tmp_path, asked, sequences, much):
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(alone(tiny, sequences)))
+    words = [*map(str, generate(tiny, "--plan", path, *asked))]
+
+    leader = DecoderLeader(parse(words[1:]), world())
+    leader.read()
+    leader.plan(None)
+
+    assert leader.asks_much is much
 
 
 def test_the_report_says_who_did_what(filed, uneven):
