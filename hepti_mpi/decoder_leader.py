@@ -382,6 +382,11 @@ class DecoderLeader(Speaker):
         prompt = int(statistics.median(entry["prompt_tokens"] for entry in self._answers))
         return prompt + int(statistics.median(len(entry["new_tokens"]) for entry in self._answers)) // 2
 
+    @property
+    def _at_a_time(self) -> int:
+        """How many sequences had a token in a pass, where all had work."""
+        return min(self._plan.sequences, len(self._answers))
+
     def _predicted(self) -> Mapping[str, float] | None:
         """Return what the plan was predicted to take for prompts and answers as long as the median ones."""
         if self._cluster is None or not self._answers:
@@ -391,7 +396,7 @@ class DecoderLeader(Speaker):
         setting = setting_of(self._model, self._cluster, self._plan)
         prompt = int(statistics.median(entry["prompt_tokens"] for entry in self._answers))
         return {
-            "token_s": token_seconds(setting, self._plan, self._median_behind()),
+            "token_s": token_seconds(setting, self._plan, self._median_behind(), self._at_a_time),
             "first_s": first_seconds(setting, self._plan, prompt),
         }
 

@@ -100,7 +100,8 @@ def show_run(console: Console, report: Mapping[str, Any], model: Decoder, plan: 
         line.append(f", the first after {report['first_s_median']:.2f} s")
     if report["predicted"]:
         expected = report["predicted"]
-        line.append(f"; predicted {1 / expected['token_s']:.2f} a second, the first after ")
+        between = " between prompts" * (plan.sequences > 1)  # while one is read, the others wait
+        line.append(f"; predicted {1 / expected['token_s']:.2f} a second{between}, the first after ")
         line.append(f"{expected['first_s']:.2f} s")
         line.append(f" for {report['predicted_for']}")
     console.print(line)

@@ -46,13 +46,11 @@ class Leg:
     last: Floats | None = None
 
 
-def alike_units(units: int, each_s: float, most: int, once_s: float = 0.0) -> Floats:
-    """Return the seconds of the units i..j, [L + 1, L + 1], of which each takes as long; of more than `most`, infinite.
-
-    `once_s`: what they take together besides.
-    """
-    count = np.arange(units + 1) - np.arange(units + 1)[:, None]
-    return np.where((count > 0) & (count <= most), count * each_s + once_s, np.inf)
+def alike_units(seconds: Floats) -> Floats:
+    """Return the seconds of the units i..j, [L + 1, L + 1], by those of so many of them, [L + 1]; of none, infinite."""
+    every = np.arange(seconds.size)
+    count = every - every[:, None]
+    return np.where(count > 0, seconds[count], np.inf)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,7 @@ from solver.plan.decoder_plan import DecoderPlan
 from solver.programs.decoders.shares import CrewTried, crews_tried, least_shares, parted_around
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.bound import answer_bound_s
-from solver.schedule.decoders.cost import answer_seconds, predicted, price_pass, setting_of
+from solver.schedule.decoders.cost import answer_seconds, predicted, price_token, setting_of
 from solver.schedule.decoders.memory import RankMemory, decoder_lacks, rank_memory
 from solver.schedule.price import Price
 from solver.show.advice import Limit, limits_of
@@ -67,7 +67,7 @@ def priced_decoder(model: Decoder, cluster: Cluster, plan: DecoderPlan, asked: T
     s = setting_of(model, cluster, plan)
     memory = rank_memory(model, plan)
     plan = predicted(s, plan, memory, asked.prompt, asked.behind)
-    return PricedDecoder(model, cluster, plan, price_pass(s, plan, 1, asked.behind), memory)
+    return PricedDecoder(model, cluster, plan, price_token(s, plan, asked.behind), memory)
 
 
 @dataclass(frozen=True, slots=True)

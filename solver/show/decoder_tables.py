@@ -55,7 +55,7 @@ def print_decoder(console: Console, found: PricedDecoder) -> None:
     if plan.rows_from:
         console.print(f"Prompts of {plan.rows_from} rows and more are cut by rows after attention.")
     console.print(
-        f"[bold]{1 / facts.token_s:.2f} tokens a second[/] with {facts.behind} before"
+        f"[bold]{1 / facts.token_s:.2f} tokens a second[/]{of} with {facts.behind} before"
         f"{f' by {plan.system}' * bool(plan.system)}: {ms(facts.token_s)} ms a token, in which the busiest "
         f"device computes {ms(facts.compute_s)} and waits {ms(facts.exchange_s)}; "
         f"{_kib(found.token.prediction.bytes_on_wire)} KiB are sent. "

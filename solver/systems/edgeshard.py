@@ -73,8 +73,9 @@ def least_sum(
     -------
     (seconds, [(device, number of layers), ...]) or None
     """
-    devices = np.eye(seconds.size, dtype=int).tolist()
-    legs = [Leg(tuple(devices[v]), alike_units(layers, seconds[v], holds[v]), port=v) for v in range(seconds.size)]
+    devices, count = np.eye(seconds.size, dtype=int).tolist(), np.arange(layers + 1)
+    own = np.where(count <= np.array(holds)[:, None], count * seconds[:, None], np.inf)
+    legs = [Leg(tuple(devices[v]), alike_units(own[v]), port=v) for v in range(seconds.size)]
     after_any = np.repeat(hops[1:, :, None], layers + 1, 2)
     found = best_path(legs, (1,) * seconds.size, after_any, start=hops[0], back=back)
     return None if found is None else (found.seconds, found.legs)

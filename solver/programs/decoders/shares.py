@@ -55,7 +55,6 @@ WORDS = 32  # the least unit of words
 WIDE = 2  # crews of every number that grow
 # How much slower than the fastest crews are estimated that programs are solved for, and how many.
 NEAR, PROGRAMS = 1.3, 4
-POLISHED = 2  # crews
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -282,7 +281,9 @@ class FirstUnits:
 def _answer_s(task: StageTask, axis: SharedAxis, size: int, count: int) -> Floats:
     """Return the seconds of 0 to `count` units of an axis on every device, [count + 1, p], in all passes."""
     asked = task.asked
-    passes = [(asked.tokens + 1, 1, asked.behind)] if axis.name == WORD else answer_passes(asked)
+    passes = answer_passes(asked)
+    if axis.name == WORD:  # of a prompt those after its last row alone
+        passes = [passes[0], (asked.sequences, 1, asked.behind)]
     found = np.zeros((count + 1, task.s.devices))
     for unit in range(1, count + 1):
         share = min(unit * size, axis.total)
@@ -393,12 +394,11 @@ class CrewTried:
 
 def best_shares(task: StageTask) -> DecoderPlan | None:
     """Return the best plan of one stage; None where memory has no room for any."""
-    finest, found = _finest(task), [way[1:] for way in _ways(task)]
-    found = sorted((way for way in found if np.isfinite(way[1])), key=itemgetter(1))
-    if not found:
+    fitting = [way for way in _ways(task) if np.isfinite(way[2])]
+    if not fitting:
         return None
-    ways = [(parted, *polished(parted, units, crews=False)) for parted, _, units in found[:POLISHED]]
-    parted, _, units = min(ways, key=itemgetter(1))
+    _, parted, _, units = min(fitting, key=itemgetter(2))
+    finest, (_, units) = _finest(task), polished(parted, units, crews=False)
     fine = finest.units(task.exact(units, parted.sizes))
     return task.plan(task.exact(_with_others(finest, *polished(finest, fine, crews=False)), finest.sizes))
 
@@ -458,7 +458,7 @@ def _with_others(parted: PartedStage, seconds: float, units: Integers) -> Intege
     """Return shares that are better where one device more or less has some of an axis, or those given."""
     while (moves := least_changes(units, parted.task.room > 0)).size:
         after = units + moves
-        now, other = by_program(parted, after[parted.seconds(after).argmin()])
+        now, other = by_program(parted, after[parted.seconds(after).argmin()], seconds)
         if now >= seconds:
             break
         seconds, units = polished(parted, other, crews=False)

@@ -2,8 +2,8 @@
 
 Shares: `solver.programs.decoders.shares`. Stages pay where memory is scarce, and where links are so slow that exchanges
 within layers cost more than devices that wait. Layers go to stages by the dynamic program of `solver.programs.path`: a
-leg is a set T of devices; its j layers take j c_T + h_T, with c_T the seconds of a layer in shares as fast as they are,
-with its sums, and h_T of the hop to them. It holds m_T layers; the last leg has to leave room for the head.
+leg is a set T of devices; its layers take what shares of them do in which all are done at once, or as much as memory
+has room for, with their sums, and the hop to them; the last leg has to leave room for the head.
 Within a stage of several devices shares are found as for one. Of more than MOST devices it sees the fastest.
 """
 
@@ -19,6 +19,7 @@ from solver.base.arrays import FLOAT_BYTES
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Span
 from solver.cluster.cluster import MIB, Cluster
+from solver.cluster.curves import Floats
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, all_on, stage_on, whole_on
 from solver.programs.decoders.shares import StageTask, best_shares
@@ -28,7 +29,7 @@ from solver.schedule.decoders.cost import (
     DecoderSetting,
     answer_passes,
     answer_seconds,
-    price_pass,
+    price_token,
     sent_over,
     setting_of,
     sums_s,
@@ -80,14 +81,16 @@ def _is_scarce(task: StageTask) -> bool:
 
 def _waits(s: DecoderSetting, plan: DecoderPlan, asked: TokenRequest) -> bool:
     """Return whether exchanges are so much of a token that stages may be better."""
-    token = price_pass(s, plan, 1, asked.behind).prediction
+    token = price_token(s, plan, asked.behind).prediction
     return len(plan.stages[0].ranks) > 1 and token.exchange_s > EXCHANGES * token.seconds
 
 
 def _staged(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: WholeLayers) -> DecoderPlan | None:
     """Return the plan of the best stages, two or more; None where there are none."""
-    chosen = best_stages(_sets(s, cluster, asked, whole), len(s.model.layers))
-    if len(chosen) < 2:
+    sets = _sets(s, cluster, asked, whole)
+    several = [replace(own, last_s=np.append(own.last_s[:-1], np.inf)) for own in sets]  # no one has all layers
+    chosen = best_stages(several, len(s.model.layers))
+    if not chosen:
         return None
     ranks, stages, words = s.devices, list[DecoderStage](), None
     for (members, _), layers in zip(chosen, _spans(chosen), strict=True):
@@ -115,13 +118,11 @@ def _spans(chosen: list[ChosenStage]) -> Iterator[Span]:
 
 @dataclass(frozen=True, slots=True)
 class StageSet:
-    """A set of devices as a stage: ranks, c_T, h_T, m_T within and at the end."""
+    """A set of devices as a stage: the seconds of 0 to L layers, [L + 1], within a path and at its end."""
 
     ranks: tuple[int, ...]
-    layer_s: float
-    hop_s: float
-    holds: int
-    holds_last: int
+    seconds: Floats
+    last_s: Floats
 
 
 def _sets(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: WholeLayers) -> list[StageSet]:
@@ -135,14 +136,37 @@ def _sets(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: Whole
     for number in range(1, 1 << len(able)):
         ranks = tuple(sorted(rank for place, rank in enumerate(able) if number >> place & 1))
         sums = sums_s(s, ranks, asked)
-        layer_s = 1 / float((1 / whole.seconds[list(ranks)]).sum()) + blocks * sums
         work = work_bytes(model, asked, 0, 0, shared=int(len(ranks) > 1))
-        room = float(np.maximum(free[list(ranks)] - work, 0.0).sum())
-        held, held_last = (int(max(size, 0.0) // whole.size) for size in (room, room - head))
+        room = np.maximum(free[list(ranks)] - work, 0.0)
+        without_head = room * max(1 - head / room.sum(), 0.0) if room.any() else room
         hop_s = sum(often * _hop_s(s, ranks, rows) for often, rows, _ in answer_passes(asked))
-        if held:
-            found.append(StageSet(ranks, layer_s, hop_s, held, held_last))
+        besides_s = hop_s + np.arange(len(model.layers) + 1) * blocks * sums
+        seconds, last_s = (
+            besides_s + layers_s(whole.seconds[list(ranks)], own / whole.size, len(model.layers))
+            for own in (room, without_head)
+        )
+        if np.isfinite(seconds[1]):
+            found.append(StageSet(ranks, seconds, last_s))
     return found
+
+
+def layers_s(seconds: Floats, holds: Floats, layers: int) -> Floats:
+    """Return what 0 to L layers take some devices that share each of them, [L + 1]; infinite where they hold fewer.
+
+    Of n layers device d takes min(T / c_d, m_d) in T seconds: so T is the least for which these add up to n. Whoever is
+    full first, by m_d c_d, leaves the rest to the others: T = max over k of (n - m_1 - … - m_k) / (1 / c_k+1 + …).
+
+    Parameters
+    ----------
+    seconds, holds : [devices]
+        c, of a layer by itself, and m, how many layers each has room for.
+    """
+    order = np.argsort(seconds * holds)
+    full = np.cumsum(holds[order]) - holds[order]
+    speed = np.cumsum(1 / seconds[order][::-1])[::-1]
+    count = np.arange(layers + 1.0)
+    took = np.maximum((count[:, None] - full) / speed, 0.0).max(1)
+    return np.where(count <= holds.sum(), took, np.inf)
 
 
 def _hop_s(s: DecoderSetting, ranks: tuple[int, ...], rows: int) -> float:
@@ -160,11 +184,7 @@ def best_stages(sets: list[StageSet], layers: int) -> list[ChosenStage]:
     """Run the dynamic program; no stages where memory has no room for the layers."""
     devices = sorted({rank for own in sets for rank in own.ranks})
     legs = [
-        Leg(
-            tuple(int(rank in own.ranks) for rank in devices),
-            alike_units(layers, own.layer_s, own.holds, own.hop_s),
-            last=alike_units(layers, own.layer_s, own.holds_last, own.hop_s),
-        )
+        Leg(tuple(int(rank in own.ranks) for rank in devices), alike_units(own.seconds), last=alike_units(own.last_s))
         for own in sets
     ]
     nothing = np.zeros(1)

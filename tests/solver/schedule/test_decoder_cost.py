@@ -333,11 +333,23 @@ def test_what_is_predicted_stands_in_the_plan():
     facts = predicted(s, plan(), rank_memory(MODEL, plan()), 10, 20).predicted
 
     assert facts.token_s == pytest.approx(token_seconds(s, plan(), 20))
+    four = replace(plan(), sequences=4)
+    assert predicted(s, four, rank_memory(MODEL, four), 10, 20).predicted.token_s == token_seconds(s, four, 20, 4)
     assert facts.first_s == pytest.approx(first_seconds(s, plan(), 10))
     assert facts.compute_s + facts.exchange_s == pytest.approx(facts.token_s)
     assert facts.memory_bytes == tuple(needs.total for needs in rank_memory(MODEL, plan()))
     price = price_pass(s, plan(), 1, 20)
     assert np.allclose(price.compute_s + price.exchange_s + price.idle_s, price.seconds)
+
+
+def test_an_answer_to_several_sequences_has_their_prompts_and_passes_with_a_row_of_each():
+    several = replace(plan(), sequences=3)
+    s = here(SPEED, SPEED, plan=several)
+    asked = TokenRequest(prompt=10, tokens=7, context=128, sequences=3)
+
+    together = price_pass(s, several, 3, asked.behind, chosen=3).seconds
+    assert together > token_seconds(s, several, asked.behind)
+    assert answer_seconds(s, several, asked) == pytest.approx(3 * first_seconds(s, several, 10) + 7 * together)
 
 
 def test_a_pass_that_checks_guesses_has_the_head_for_all_its_rows():

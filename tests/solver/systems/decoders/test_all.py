@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from solver.plan.plan import Wire
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import answer_seconds, setting_of
 from solver.systems.decoders import SYSTEMS, plan_decoder
-from solver.systems.decoders.hepti import StageSet, best_stages
+from solver.systems.decoders.hepti import StageSet, best_stages, layers_s
 from tests.kit import refused
 from tests.kit.answers import boards
 from tests.kit.clusters import pis
@@ -132,15 +133,37 @@ def test_stages_pay_where_memory_is_scarce_and_links_are_slow():
 
 
 def test_the_program_of_stages_takes_the_least_sum():
-    sets = [
-        StageSet((0,), layer_s=2.0, hop_s=1.0, holds=3, holds_last=2),
-        StageSet((1,), layer_s=1.0, hop_s=1.0, holds=2, holds_last=1),
-        StageSet((0, 1), layer_s=1.5, hop_s=9.0, holds=5, holds_last=5),
-    ]
+    def stages(layers):
+        def stage(ranks, layer_s, hop_s, holds, holds_last):
+            count = np.arange(layers + 1)
+            seconds = [np.where(count <= most, layer_s * count + hop_s, np.inf) for most in (holds, holds_last)]
+            return StageSet(ranks, *seconds)
 
-    assert best_stages(sets, 4) == [((1,), 2), ((0,), 2)]  # 2 + 1 + 4 + 1
-    assert best_stages(sets, 5) == [((0, 1), 5)]
-    assert best_stages(sets, 6) == []
+        sets = [stage((0,), 2.0, 1.0, 3, 2), stage((1,), 1.0, 1.0, 2, 1), stage((0, 1), 1.5, 9.0, 5, 5)]
+        return best_stages(sets, layers)
+
+    assert stages(4) == [((1,), 2), ((0,), 2)]  # 2 + 1 + 4 + 1
+    assert stages(5) == [((0, 1), 5)]
+    assert stages(6) == []
+
+
+def test_devices_that_share_layers_are_done_at_once_or_full():
+    def done(seconds, holds, layers):
+        """Return the least T with Σ min(T / c, m) of at least so many, by bisection."""
+        if sum(holds) < layers:
+            return math.inf
+        low, high = 0.0, max(seconds) * layers
+        for _ in range(60):
+            middle = (low + high) / 2
+            did = sum(min(middle / c, m) for c, m in zip(seconds, holds, strict=True))
+            low, high = (low, middle) if did >= layers else (middle, high)
+        return high
+
+    rng = np.random.default_rng(47)
+    for devices in (1, 2, 3, 7):
+        seconds, holds = rng.uniform(0.5, 4.0, devices), rng.uniform(0.0, 6.0, devices)
+        expected = [done(seconds, holds, layers) for layers in range(9)]
+        np.testing.assert_allclose(layers_s(seconds, holds, 8), expected, atol=1e-9)
 
 
 def test_no_room_for_the_cache_says_how_long_the_context_could_be(kept):
