@@ -130,8 +130,8 @@ def test_groups_are_those_of_exhaustive_search(seed):
 
 
 def test_where_the_model_fits_on_no_device_the_groups_share_it():
-    """Eight boards of half the model each are four pairs or fewer, larger groups."""
-    cluster = pis(*[10.0] * 8)
+    """Six boards of half the model each are three pairs or fewer, larger groups."""
+    cluster = pis(*[10.0] * 6)
     room = weights_room(SPEC, cluster, ROWS)
     devices = [
         replace(device, memory_bytes=int(device.memory_bytes - room[rank] + 3.6 * whole_layer_bytes(SPEC)))
@@ -141,9 +141,9 @@ def test_where_the_model_fits_on_no_device_the_groups_share_it():
 
     plan = solve_throughput(SPEC, cluster, ROWS)
 
-    plan.check(SPEC, 8)
+    plan.check(SPEC, 6)
     assert plan.devices == cluster.names
-    assert 1 < len(plan.replicas) <= 4
+    assert 1 < len(plan.replicas) <= 3
     assert not lacks(SPEC, cluster, plan, price_plan(SPEC, cluster, plan, ROWS).weights_bytes)
     assert price_plan(SPEC, cluster, plan, ROWS).requests_per_s >= requests_per_s(cluster, "pipeedge") * (1 - 1e-9)
 
