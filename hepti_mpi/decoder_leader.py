@@ -6,7 +6,7 @@ import argparse
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -256,12 +256,16 @@ class DecoderLeader(Speaker):
 
     def lead(self, ranks: Ranks, load_s: float) -> None:
         """Answer everything on all ranks; `load_s` is what loading took."""
+        self._ranks = ranks
+        with ExitStack() as last:
+            self._answer_all(self._follows(load_s, last))
+
+    def _answer_all(self, follows: Follow | None) -> None:
         options = self._options
         generation = Generation(
-            self._model, ranks, self._tokenizer, self._usual,
-            speculates=options.lookup == "auto" and self._plan.sequences == 1, follows=self._follows(load_s),
+            self._model, self._ranks, self._tokenizer, self._usual,
+            speculates=options.lookup == "auto" and self._plan.sequences == 1, follows=follows,
         )  # fmt: skip
-        self._ranks = ranks
         if options.chat:
             self._chat(generation)
             return
@@ -280,8 +284,11 @@ class DecoderLeader(Speaker):
                 if options.prompt:
                     self._ends(answer)
 
-    def _follows(self, load_s: float) -> Follow | None:
-        """Return what lets the plan follow the devices, or what is measured of several, where it may change."""
+    def _follows(self, load_s: float, last: ExitStack) -> Follow | None:
+        """Return what lets the plan follow the devices, or what is measured of several, where it may change.
+
+        `last` ends what it began.
+        """
         options = self._options
         if options.plan_by == "measure":
             return self._tries()
@@ -289,9 +296,10 @@ class DecoderLeader(Speaker):
             return None
         assert self._cluster is not None  # --replan goes with no --plan, and all else is planned for a cluster
         from solver.live.decoder_replan import TokenFollower  # the solvers are for rank 0 alone
+        from solver.live.planning import PlanningProcess
 
-        changes = options.replan == "auto"
-        follower = TokenFollower(self._model, self._cluster, self.asked, self._plan, load_s, changes=changes)
+        changes, solves = options.replan == "auto", last.enter_context(PlanningProcess())
+        follower = TokenFollower(self._model, self._cluster, self.asked, self._plan, load_s, solves, changes=changes)
 
         def follow(compute_s: Floats, seconds: float, behind: int, to_come: int) -> DecoderPlan | None:
             change = follower.came(compute_s.tolist(), seconds, behind, to_come)

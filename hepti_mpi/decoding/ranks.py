@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hepti_mpi.base.memory import large_pages
 from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.mpi import Tag
@@ -230,7 +229,6 @@ class Ranks:
         share.move_state(self.share, kept, self._group)
         self.pass_s[:] = 0
         self._use(share)
-        large_pages()
 
     def finish(self) -> None:
         """Let the other ranks go; rank 0 calls it."""

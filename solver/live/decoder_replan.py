@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 
 import numpy as np
@@ -33,6 +34,8 @@ class TokenFollower(DeviceFollower[DecoderPlan]):
         The model and what was asked for, and as of `DeviceFollower`.
     change_s
         Seconds that a change of plan takes: those of loading a whole share, at the most.
+    solves
+        Runs what takes long: `solver.live.planning.PlanningProcess`. Tokens are made meanwhile.
     """
 
     # The first ones behind a prompt come from boards that have rested: in a lab all seemed 1.5 times as slow after 5.
@@ -44,10 +47,11 @@ class TokenFollower(DeviceFollower[DecoderPlan]):
 
     def __init__(
         self, model: Decoder, cluster: Cluster, asked: TokenRequest, plan: DecoderPlan, change_s: float,
-        *, changes: bool = True,
+        solves: Executor, *, changes: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(cluster, plan, changes=changes)
         self._model, self._asked, self._change_s = model, asked, change_s
+        self._solves = solves
         self._to_come = 0
 
     def came(
@@ -71,8 +75,8 @@ class TokenFollower(DeviceFollower[DecoderPlan]):
         price = price_pass(setting_of(self._model, cluster, plan), plan, 1, place)
         return np.array([*price.compute_s, price.seconds])
 
-    def solved(self, cluster: Cluster) -> DecoderPlan:  # noqa: D102
-        return plan_hepti(self._model, cluster, self._asked)
+    def sought(self, cluster: Cluster) -> Future[DecoderPlan]:  # noqa: D102
+        return self._solves.submit(plan_hepti, self._model, cluster, self._asked)
 
     def pays(self, saved_s: float) -> bool:
         """Return whether the tokens to come make up for loading other shares."""

@@ -9,14 +9,16 @@ take longer alike, or none does, what units take now is usual. A device that has
 that is back; a CUSUM of its own says so.
 
 Then the plan is made anew, of prices that are as measured: every device's work times what it takes beside its price,
-and exchanges so long that the plan that runs takes what it does. It changes where that is faster by more than errors.
+and exchanges so long that the plan that runs takes what it does. Units go on meanwhile, where that takes long. The plan
+changes where the other one is faster by more than errors.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -66,6 +68,31 @@ class PlanChange(Generic[AnyPlan]):
         }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Sought(Generic[AnyPlan]):
+    """A plan that is sought.
+
+    Parameters
+    ----------
+    plan
+        What will be found.
+    now
+        The devices and links for which it is.
+    why
+        As a person reads it.
+    before_s
+        Of a unit under the plan that runs.
+    tried
+        Devices that are tried again, and what they are thought to take.
+    """
+
+    plan: Future[AnyPlan]
+    now: Cluster
+    why: str
+    before_s: float
+    tried: Mapping[int, float]
+
+
 class DeviceFollower(ABC, Generic[AnyPlan]):
     """Decides whether the plan changes; on rank 0 only.
 
@@ -94,7 +121,8 @@ class DeviceFollower(ABC, Generic[AnyPlan]):
         # What units took under this plan beside their price, [p + 1]: every rank's compute, and the seconds of all.
         self._units: list[Floats] = []
         self._usual: Floats | None = None  # of those
-        self._tried: dict[int, float] = {}  # devices that are tried again, and what they are thought to take
+        self._tried: Mapping[int, float] = {}  # devices that are tried again, and what they are thought to take
+        self._sought: Sought[AnyPlan] | None = None
         self._slows = Cusum(self.change, self.noise, UNITS)
         self._returns = [Cusum(RETURN, RESTED_NOISE, UNITS) for _ in cluster.devices]
 
@@ -113,6 +141,8 @@ class DeviceFollower(ABC, Generic[AnyPlan]):
         Units in different places have different prices.
         """
         self._place = place
+        if self._sought is not None:
+            return self._decided(self._sought)
         self._units = [*self._units[-KEPT:], np.maximum([*compute_s, seconds], IDLE_S) / self._price()]
         if self._usual is None:
             if len(self._units) < self.first:
@@ -187,8 +217,8 @@ class DeviceFollower(ABC, Generic[AnyPlan]):
         """Return the seconds that every device computes of a unit in its place, and those of all, [p + 1]."""
 
     @abstractmethod
-    def solved(self, cluster: Cluster) -> AnyPlan:
-        """Return the plan for devices as they are."""
+    def sought(self, cluster: Cluster) -> Future[AnyPlan]:
+        """Seek the plan for devices as they are."""
 
     def pays(self, saved_s: float) -> bool:
         """Return whether so many seconds that a unit saves make up for the change."""
@@ -222,17 +252,29 @@ class DeviceFollower(ABC, Generic[AnyPlan]):
         for rank, factor in changed.items():
             times[rank] = self._usual[rank] * factor if factor < 1 else times[rank]
         times = np.where(at_work, times, wrong * self._factor)
-        found, before_s, after_s = self._solved(times, float(recent[-1] * self._price()[-1]))
+        before_s = float(recent[-1] * self._price()[-1])
+        now = self._as_measured(times, before_s)
+        again = {rank: float(times[rank]) for rank in tried}
+        self._sought = Sought(self.sought(now), now, ", ".join(why), before_s, again)
+        return self._decided(self._sought)
+
+    def _decided(self, sought: Sought[AnyPlan]) -> PlanChange[AnyPlan] | None:
+        """Decide about the plan that was sought; None if it is not found yet."""
+        if not sought.plan.done():
+            return None
+        found, self._sought = sought.plan.result(), None
+        before_s = sought.before_s
+        after_s = before_s * self._total(sought.now, found) / self._total(sought.now, self.plan)
         taken = self._changes and after_s < (1 - LEAST_SAVED) * before_s and self.pays(before_s - after_s)
         if taken:
             self.plan = found
             self._prices.clear()
-            self._tried = {rank: float(times[rank]) for rank in tried}
+            self._tried = sought.tried
         self._forget()
-        return PlanChange(found, ", ".join(why), before_s, after_s, taken, self.unit, self.shares)
+        return PlanChange(found, sought.why, before_s, after_s, taken, self.unit, self.shares)
 
-    def _solved(self, times: Floats, seconds: float) -> tuple[AnyPlan, float, float]:
-        """Return the best plan now, and the seconds of a unit before and under it.
+    def _as_measured(self, times: Floats, seconds: float) -> Cluster:
+        """Return the devices and links as they are now.
 
         Parameters
         ----------
@@ -245,9 +287,7 @@ class DeviceFollower(ABC, Generic[AnyPlan]):
         messages = 1.0
         if many_s > few_s and not math.isclose(many_s, few_s):  # else messages are nothing to a unit
             messages = max(SHORTEST, SHORTEST + (1 - SHORTEST) * (seconds - few_s) / (many_s - few_s))
-        now = self._now(times, messages)
-        found = self.solved(now)
-        return found, seconds, seconds * self._total(now, found) / self._total(now, self.plan)
+        return self._now(times, messages)
 
     def _total(self, cluster: Cluster, plan: AnyPlan) -> float:
         return float(self.priced(cluster, plan, self._place)[-1])

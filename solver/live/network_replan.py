@@ -5,6 +5,7 @@ That takes some milliseconds, on rank 0 itself.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -44,7 +45,13 @@ class NetworkFollower(DeviceFollower[SegmentPlan]):
         price = price_segments(net_setting(self._net, cluster), plan)
         return np.array([*price.compute_s, price.seconds])
 
-    def solved(self, cluster: Cluster) -> SegmentPlan:  # noqa: D102
+    def sought(self, cluster: Cluster) -> Future[SegmentPlan]:  # noqa: D102
+        found = Future[SegmentPlan]()
+        found.set_result(self._shared_out(cluster))
+        return found
+
+    def _shared_out(self, cluster: Cluster) -> SegmentPlan:
+        """Return the first plan's segments, shared out as is best for devices as they are."""
         s = net_setting(self._net, cluster)
         slow = [rank for rank in np.flatnonzero(self._factor > 1).tolist() if rank]
         others = [shared_out(s, self._first), shared_out(s, self._first, channels=False)]

@@ -13,6 +13,7 @@ from functools import partial
 from multiprocessing import connection, get_context, parent_process
 from typing import Any, TypeVar
 
+from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster
 from solver.live.first_plan import plan_to_begin_with
 from solver.model.spec import ModelSpec
@@ -61,6 +62,11 @@ class PlanningProcess(Executor):
         """Return what the function will have found."""
         return self._thread.submit(self._ask, partial(function, *arguments, **named))
 
+    def __exit__(self, *error: object) -> None:
+        """End the process at once: what it seeks is given up."""
+        self.process.kill()
+        self.shutdown(cancel_futures=True)
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the process, once it has done what was submitted."""
         self._thread.shutdown(wait, cancel_futures=cancel_futures)
@@ -69,8 +75,11 @@ class PlanningProcess(Executor):
             self.process.join()
 
     def _ask(self, function: Callable[[], Found]) -> Found:
-        self._way.send(function)
-        found, error = self._way.recv()
+        try:
+            self._way.send(function)
+            found, error = self._way.recv()
+        except (EOFError, OSError) as gone:
+            raise HeptiError("the process that plans has ended, for lack of memory? Or say --replan off") from gone
         if error is not None:
             raise error
         answer: Found = found

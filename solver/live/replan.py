@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from solver.base.errors import HeptiError, InfeasiblePlanError
+from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import GIB, Cluster
 from solver.cluster.curves import Floats
 from solver.live.decision import Decision, shares
@@ -203,10 +203,6 @@ class Replanner:
             solution = future.result()
         except InfeasiblePlanError as error:
             return Decision(self.plan, False, f"{change.why} ({error})", "", before_s, before_s, 0.0)
-        except BrokenExecutor as error:
-            raise HeptiError(
-                f"the process that plans has ended, for lack of memory? Or say --replan off: {error}"
-            ) from error
         self._solutions.appendleft((change.factors, solution))
         plan = solution.plan
         if not self._is_worth(plan, before_s):

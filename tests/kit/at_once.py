@@ -1,4 +1,4 @@
-"""An executor that is done at once: tests need not wait for another process."""
+"""Executors of this process: tests need not wait for another one."""
 
 from concurrent.futures import Executor, Future
 
@@ -14,3 +14,22 @@ class AtOnce(Executor):
         except Exception as error:
             future.set_exception(error)
         return future
+
+
+class Held(Executor):
+    """Is done with what is submitted when it is told so."""
+
+    def __init__(self):
+        self.waiting = []
+
+    def submit(self, function, /, *arguments):
+        """Return a future that is done when the test says so."""
+        future = Future()
+        self.waiting.append((future, function, arguments))
+        return future
+
+    def finish(self):
+        """Do what was submitted."""
+        for future, function, arguments in self.waiting:
+            future.set_result(function(*arguments))
+        self.waiting.clear()

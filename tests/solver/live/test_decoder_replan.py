@@ -13,6 +13,7 @@ from solver.model.named_decoders import named_decoder
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import price_pass, setting_of
 from solver.systems.decoders import plan_decoder
+from tests.kit.at_once import AtOnce, Held
 from tests.kit.clusters import pis
 from tests.sweeps import ALL, pairs
 
@@ -22,11 +23,11 @@ LOAD_S = 5.0
 BEHIND = ASKED.behind
 
 
-def followed(**facts):
+def followed(solves=None, **facts):
     """Return a follower that has seen what is usual: 20 ms of compute on each board, 30 ms a token."""
     model = named_decoder("smollm2-135m")
     plan = plan_decoder("hepti", model, CLUSTER, ASKED)
-    follower = TokenFollower(model, CLUSTER, ASKED, plan, LOAD_S, **facts)
+    follower = TokenFollower(model, CLUSTER, ASKED, plan, LOAD_S, solves or AtOnce(), **facts)
     for _ in range(follower.first):
         assert follower.came(np.full(4, 0.02), 0.03, BEHIND, 500) is None
     return follower
@@ -51,6 +52,21 @@ def test_a_board_at_a_quarter_of_its_speed_gets_less():
     assert changes[0].after_s < changes[0].before_s
     words = [sum(stage.shares[FFN][at_work].size for stage in plan.stages) for plan in (before, follower.plan)]
     assert words[1] < words[0]
+
+
+def test_tokens_are_made_while_a_plan_is_sought():
+    follower = followed(held := Held())
+    before = follower.plan
+    at_work, changes = slow(follower, 100000)
+    assert len(held.waiting) == 1
+    assert not changes
+
+    held.finish()
+    change = follower.came(np.full(4, 0.02), 0.03, BEHIND, 100000)
+
+    assert change.taken
+    assert change.why == f"pi-{at_work} takes 4.0 times as long"
+    assert follower.plan is change.plan is not before
 
 
 @pytest.mark.parametrize(("facts", "to_come"), [({}, 1), ({"changes": False}, 100000)])
@@ -118,7 +134,7 @@ def planned(system):
 def answered(boards, system="hepti", seed=0, **facts):
     """Return what was decided over 1000 tokens; with each the seconds of a token before, and under the other plan."""
     plan = planned(system)
-    follower = TokenFollower(MODEL, CLUSTER, LONG, plan, 0.5 * boards.work, **facts)
+    follower = TokenFollower(MODEL, CLUSTER, LONG, plan, 0.5 * boards.work, AtOnce(), **facts)
     random, found, kept = np.random.default_rng(seed), [], {}
     for token in range(1000):
         behind, state = LONG.prompt + token, sum(token >= start for start in boards.slow)

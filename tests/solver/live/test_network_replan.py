@@ -68,7 +68,7 @@ def test_where_memory_is_scarce_no_plan_needs_more_than_there_is():
 
     assert any(segment.cut is SegmentCut.CHANNELS for segment in follower.plan.segments)
     assert lacking(net, cluster, shared_out(net_setting(net, slow), follower.plan))
-    assert not lacking(net, cluster, follower.solved(slow))
+    assert not lacking(net, cluster, follower.sought(slow).result())
 
 
 def test_noise_is_no_change(follower):

@@ -4,17 +4,17 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import pytest
 
-from solver.base.errors import InfeasiblePlanError
+from solver.base.errors import HeptiError, InfeasiblePlanError
 from solver.live.planning import PlanningProcess, solved_again
 from solver.live.replan import AGAIN
 from solver.model.named import named_model
 from solver.plan.plan import Wire
 from solver.programs.planner import solve
+from tests.kit.at_once import Held
 from tests.kit.clusters import pis
 from tests.kit.processes import has_ended
 from tests.solver.live.test_replan import LEAST_HORIZON, Simulation
@@ -44,6 +44,16 @@ def test_another_process_finds_the_same_plan_and_says_the_same_of_memory():
             refused.result()
 
 
+def test_what_is_still_sought_at_the_end_is_given_up():
+    started = time.monotonic()
+    with PlanningProcess() as pool:
+        found = pool.submit(time.sleep, 60)
+
+    with pytest.raises(HeptiError, match="process that plans has ended"):
+        found.result()
+    assert time.monotonic() - started < 30
+
+
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
 def test_the_process_ends_with_who_began_it_and_leaves_nothing_in_memory(ending):
     before = {*Path("/dev/shm").glob("sem.mp-*")}
@@ -58,23 +68,6 @@ def test_the_process_ends_with_who_began_it_and_leaves_nothing_in_memory(ending)
             time.sleep(0.05)
 
     assert has_ended(child)
-
-
-class Held(Executor):
-    """Is done with what is submitted when it is told so."""
-
-    def __init__(self):
-        self.waiting = []
-
-    def submit(self, function, /, *arguments):
-        future = Future()
-        self.waiting.append((future, function, arguments))
-        return future
-
-    def finish(self):
-        for future, function, arguments in self.waiting:
-            future.set_result(function(*arguments))
-        self.waiting.clear()
 
 
 def test_requests_run_while_a_plan_is_sought():
