@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hepti_mpi.base.memory import free_bytes, give_back
+from hepti_mpi.base.memory import free_bytes, freed_at_once, give_back
 from hepti_mpi.comm.group import Group, host_name
 from hepti_mpi.kernels import backends
 from hepti_mpi.kernels.backends import ONNXRUNTIME
@@ -139,8 +139,9 @@ def measure_nodes(net: ConvNet, group: Group, backend: str) -> tuple[NodeSpeeds,
     """Measure while all ranks measure; return what nodes take, what adding takes, and the pace as `seconds_of`."""
     numbers = 0.02 * random_numbers()
     make, product = backends.graph_maker(backend, net.nodes, group), backends.backend(backend).product
-    slabs = (_timed_slab(net, nodes, part, numbers, make) for part in PARTS for nodes in _graphs(net))
-    timed = [own for own in slabs if own is not None]
+    with freed_at_once():
+        slabs = (_timed_slab(net, nodes, part, numbers, make) for part in PARTS for nodes in _graphs(net))
+        timed = [own for own in slabs if own is not None]
     connected = product(np.resize(numbers, (CONNECTED >> 12, 1 << 12)), None)
     vector, one, other = np.resize(numbers, (1, CONNECTED >> 12)), *(np.resize(numbers, max(ELEMENTS)) for _ in "ab")
     nothing = product(np.resize(numbers, (1, 1)), None)
