@@ -189,7 +189,7 @@ def measure_decoder(model: Decoder, precision: str, group: Group, backend: str =
     few |= {("add", size): partial(np.add, one[:size], other[:size], one[:size]) for size in ELEMENTS}
     product = backends.backend(backend).product(np.resize(numbers, (SPEED_WIDTH, SPEED_WIDTH)), None)
     many["product",] = partial(product, np.resize(numbers, (SPEED_ROWS, SPEED_WIDTH)))
-    large_pages()  # as weights that are loaded
+    large_pages()  # as weights of a long run
     flush = _flush(graphs)
     of_few, pace = seconds_of(
         list(few.values()), group, {number: flush for number, point in enumerate(few) if point in flushed}

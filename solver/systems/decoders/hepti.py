@@ -87,9 +87,7 @@ def _waits(s: DecoderSetting, plan: DecoderPlan, asked: TokenRequest) -> bool:
 
 def _staged(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: WholeLayers) -> DecoderPlan | None:
     """Return the plan of the best stages, two or more; None where there are none."""
-    sets = _sets(s, cluster, asked, whole)
-    several = [replace(own, last_s=np.append(own.last_s[:-1], np.inf)) for own in sets]  # no one has all layers
-    chosen = best_stages(several, len(s.model.layers))
+    chosen = best_stages(_sets(s, cluster, asked, whole), len(s.model.layers))
     if not chosen:
         return None
     ranks, stages, words = s.devices, list[DecoderStage](), None
@@ -116,7 +114,7 @@ def _spans(chosen: list[ChosenStage]) -> Iterator[Span]:
     return (Span(start, stop) for start, stop in pairwise(stops))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StageSet:
     """A set of devices as a stage: the seconds of 0 to L layers, [L + 1], within a path and at its end."""
 
@@ -126,7 +124,7 @@ class StageSet:
 
 
 def _sets(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: WholeLayers) -> list[StageSet]:
-    """Return all sets of the fastest devices that hold a layer."""
+    """Return all sets of the fastest devices that hold a layer; none takes all layers: that is no stage."""
     model = s.model
     head = words_bytes(model, model.vocab, HELD[asked.precision]) + FLOAT_BYTES * model.vocab
     free = memory_room(model, cluster)
@@ -145,6 +143,7 @@ def _sets(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: Whole
             besides_s + layers_s(whole.seconds[list(ranks)], own / whole.size, len(model.layers))
             for own in (room, without_head)
         )
+        last_s[-1] = np.inf
         if np.isfinite(seconds[1]):
             found.append(StageSet(ranks, seconds, last_s))
     return found
