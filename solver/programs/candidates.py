@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import combinations, product
+from itertools import combinations
 from typing import TypeVar
 
 import numpy as np
@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 from solver.base.arrays import FLOAT_BYTES
 from solver.cluster.curves import Kernel
 from solver.model.blocks import Axis, Block
+from solver.plan.plan import StreamLayout
 from solver.plan.routes import Route
 from solver.programs.search import JOINING, MANY, Configuration, Draft, Terms, drafts, finish, improved, redraft
 from solver.schedule.encoders.layer_table import (
     BLOCK_FULL,
-    BLOCK_ROWS,
-    ROWS,
     LayerKind,
     kind_by_rows,
     layer_kinds,
@@ -44,15 +43,16 @@ HOPELESS = 1.5  # times the best score of smaller crews: larger ones are not tri
 
 @lru_cache(maxsize=16)
 def main_kinds(blocks: tuple[Block, ...]) -> tuple[LayerKind, ...]:
-    """Return the kinds that are tried where devices are many: the others are seldom best.
+    """Return the kinds that are tried where devices are many: those with norms on rows, and blocks with all on full.
 
-    All by rows, one or all by blocks, all by blocks with the norm on full, and all by rows with the input gathered.
+    The others were never best of 8 to 16 devices, and seldom near.
     """
-    by_rows = kind_by_rows(blocks)
-    some = sorted(product((BLOCK_ROWS, ROWS), repeat=len(blocks)), key=lambda cuts: cuts.count(BLOCK_ROWS))
-    full = LayerKind((BLOCK_FULL,) * len(blocks))
-    wanted = (*map(LayerKind, some), full, replace(by_rows, input_gathered=True))
-    return tuple(kind for kind in wanted if kind in layer_kinds(blocks))
+    full = (BLOCK_FULL,) * len(blocks)
+    return tuple(
+        kind
+        for kind in layer_kinds(blocks)
+        if kind.cuts == full or all(norm is StreamLayout.ROWS for _, norm in kind.cuts)
+    )
 
 
 def candidates(s: Setting, terms: Terms) -> list[Configuration]:

@@ -254,7 +254,8 @@ def _bettered(
         found.append(_by_program(way, room, limit_s, anew=anew))
         limit_s = min(limit_s, found[-1][0])
     found.sort(key=itemgetter(0))
-    best = [own for own in found[: POLISHED if anew else 1] if own[0] <= CLOSE * found[0][0]]
+    several = anew and found[0][1].devices <= MANY
+    best = [own for own in found[: POLISHED if several else 1] if own[0] <= CLOSE * found[0][0]]
     # One device alone is priced a little otherwise among others: what is polished may be no better.
     done = [(own, polished_runs(own, some, room)) for _, own, some in best]
     s, runs = _fastest_way([*done, best[0][1:]])
