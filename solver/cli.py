@@ -33,7 +33,7 @@ from solver.programs.planner import Solution
 from solver.schedule.decoders.asked import CONTEXT, PRECISION, PROMPT, TOKENS
 from solver.schedule.encoders.memory import lacks
 from solver.schedule.encoders.stages import PricedPlan, price_plan
-from solver.show.advice import Upgrade, bounds, changes, limits, other_systems, upgrades
+from solver.show.advice import Upgrade, bounds, changes, limits, other_systems, proved_encoder, upgrades
 from solver.show.comparison import beside_devices, compare, compared, winners
 from solver.show.explanation import explain, explanation_to_json, print_explanation
 from solver.show.pictures import SUFFIXES, check_pictures, plot_timeline, plot_winners
@@ -118,6 +118,10 @@ def _parser() -> Parser:
         action="store_true",
         help="print how the plan was found, and what limits it; of a convolutional network where the time goes",
     )
+    parser.add_argument(
+        "--prove", type=_percent, metavar="PERCENT",
+        help="try all, if it takes that, for a plan than which no other can be faster by more than that",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan")
     parser.add_argument("--json", action="store_true", help="print the plan and all about it as JSON, not as tables")
     parser.add_argument(
@@ -145,7 +149,19 @@ def _parser() -> Parser:
     return parser
 
 
+def _percent(text: str) -> float:
+    """Return a number of per cent, above 0 and below 100."""
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of per cent above 0 and below 100, such as 5%")
+    return number
+
+
 def _run(options: argparse.Namespace) -> None:
+    _check_prove(options)
     if options.wire is None and not options.price:
         options.wire = Wire.FLOAT32
     if is_about_decoder(options):
@@ -170,11 +186,23 @@ def _run(options: argparse.Namespace) -> None:
         _plan(options, spec, cluster, rows)
 
 
+def _check_prove(options: argparse.Namespace) -> None:
+    """Refuse to prove plans that are not hepti's own for one request."""
+    if options.prove is None:
+        return
+    for name in ("compare", "price"):
+        if getattr(options, name):
+            raise HeptiError(f"--prove is for a plan that is made, --{name} makes none: leave one of the two out")
+    if options.system not in (None, DEFAULT) or options.objective != "latency":
+        other = f"--system {options.system}" if options.system not in (None, DEFAULT) else "--objective throughput"
+        raise HeptiError(f"--prove is for --system {DEFAULT} and one request: leave out {other}")
+
+
 def _check(options: argparse.Namespace) -> None:
     """Refuse, before anything is planned, what cannot be written and options that say nothing beside others."""
     if options.compare or options.map:
         other = "--compare" if options.compare else "--map"
-        for name in ("system", "out", "plot", "schedule", "explain"):
+        for name in ("system", "out", "plot", "schedule", "explain", "prove"):
             if getattr(options, name) not in (None, False):
                 raise HeptiError(f"--{name} is for one plan, {other} is about all systems: leave one of the two out")
     if options.price:
@@ -219,7 +247,11 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
     wire, system = Wire(options.wire), options.system or DEFAULT
     if options.objective == "throughput":
         system = THROUGHPUT
-    plan, solution = plan_encoder(system, spec, cluster, rows, wire)
+    if options.prove is None:
+        plan, solution = plan_encoder(system, spec, cluster, rows, wire)
+    else:
+        (plan, solution), words = proved_encoder(spec, cluster, rows, wire, options.prove)
+        print(words, file=sys.stderr)
     if options.out:
         write_whole(options.out, plan_to_json(plan))
     found = price_plan(spec, cluster, plan, rows)

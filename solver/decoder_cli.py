@@ -29,6 +29,7 @@ from solver.show.decoder_facts import (
     decoder_systems,
     explained_decoder,
     priced_decoder,
+    proved_decoder,
 )
 from solver.show.decoder_tables import (
     decoder_title,
@@ -97,7 +98,11 @@ def run_decoder(options: argparse.Namespace) -> None:
     if options.compare:
         _compare(options, model, cluster, asked)
         return
-    plan = plan_decoder(options.system or DEFAULT, model, cluster, asked)
+    if options.prove is None:
+        plan = plan_decoder(options.system or DEFAULT, model, cluster, asked)
+    else:
+        plan, words = proved_decoder(model, cluster, asked, options.prove)
+        print(words, file=sys.stderr)
     if options.out:
         write_whole(options.out, plan_to_json(plan, model))
     show = _explain if options.explain else _show

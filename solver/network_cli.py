@@ -25,6 +25,7 @@ from solver.show.network_facts import (
     network_bounds,
     network_systems,
     priced_network,
+    proved_network,
 )
 from solver.show.network_pictures import plot_segments
 from solver.show.network_tables import (
@@ -87,7 +88,10 @@ def run_network(options: argparse.Namespace) -> None:
     if options.compare:
         _compare(options, net, cluster)
         return
-    if options.deadline_ms is None:
+    if options.prove is not None:
+        plan, words = proved_network(net, cluster, Wire(options.wire), options.prove)
+        print(words, file=sys.stderr)
+    elif options.deadline_ms is None:
         plan = plan_network(options.system or DEFAULT, net, cluster, Wire(options.wire))
     else:
         plan = plan_coedge(net, cluster, Wire(options.wire), deadline_s=options.deadline_ms / 1e3)

@@ -61,13 +61,31 @@ GAP_SHORT = 1e-2  # of what is missing; to the last MiB takes seconds
 SENT = 2  # of the best layers: they get the tiles and routes that are best for them
 GROUPS = (2, 4)  # of heads, whose contexts are on their way beside the next ones
 KEPT = 4  # configurations of other kinds than those of the plan, for a later solve
-# How much slower than the fastest a kind may be by tables that programs are solved for, since what clocks say of a plan
-# is 0.845 to 1.005 of it; and how many are. Of 48 random clusters 3 have a better plan by twelve kinds than by five, by
-# 4 % at the most, for a sixth more CPU time.
-NEAR, PROGRAMS = 1.15, 12
-# Of how many of them the best shares are polished, and how much slower than the fastest: of 60 random clusters none has
-# a better plan by one that is slower yet.
-POLISHED, CLOSE = 2, 1.06
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """How much of what may lead to a better plan is tried.
+
+    Parameters
+    ----------
+    near, programs
+        How much slower than the fastest a kind may be by tables that a program is solved for, and how many kinds.
+    close, polished
+        How much slower than the fastest shares of programs may be that are polished, and how many.
+    """
+
+    near: float
+    programs: int
+    close: float
+    polished: int
+
+
+# What clocks say of a plan is 0.845 to 1.005 of what tables say. Of 48 random clusters 3 have a better plan by twelve
+# kinds than by five, by 4 % at the most, for a sixth more CPU time. Of 60 none has one by polishing a kind that is more
+# than 6 % slower.
+USUALLY = Tries(1.15, 12, 1.06, 2)
+THOROUGHLY = Tries(2.0, 99, 1.3, 99)
 
 TimedWay = tuple[float, Setting, Runs]  # seconds of a request, how it is sent, layers
 
@@ -124,8 +142,9 @@ class Solution:
 
 
 def solve(
-    spec: ModelSpec, cluster: Cluster, rows: int, before: Solution | None = None, wire: Wire = Wire.FLOAT32
-) -> Solution:
+    spec: ModelSpec, cluster: Cluster, rows: int, before: Solution | None = None, wire: Wire = Wire.FLOAT32,
+    *, tries: Tries = USUALLY,
+) -> Solution:  # fmt: skip
     """Plan requests of `rows` rows.
 
     Parameters
@@ -137,6 +156,8 @@ def solve(
         is several times as fast.
     wire
         The number format of exchanges.
+    tries
+        How much is tried.
 
     Raises
     ------
@@ -171,7 +192,7 @@ def solve(
         searched = found = again(s, before.layers, _terms(prices, room))
     able = [layer for layer in found if not taking(layer.units)[out].any()]
     if before is not None and not able:  # none of them fits any more
-        return solve(spec, cluster, rows, wire=wire)
+        return solve(spec, cluster, rows, wire=wire, tries=tries)
     every = able or found  # where there is none, the others say what is missing
     found = _undominated(every)
     terms = _terms(prices, room)
@@ -181,7 +202,7 @@ def solve(
     mix = _mix(s, found, room, GAP_SHORT if short else integer.GAP)
     if mix.short_bytes.max() > SLIP_BYTES:
         if before is not None:
-            return solve(spec, cluster, rows, wire=wire)
+            return solve(spec, cluster, rows, wire=wire, tries=tries)
         short_bytes = mix.short_bytes + np.where(mix.short_bytes > SLIP_BYTES, lacking, 0.0)
         raise does_not_fit(spec.name, cluster, short_bytes / packing(spec, cluster))
     if not able:
@@ -190,7 +211,7 @@ def solve(
     fresh = before is None and s.devices <= JOINING
     ways = [*([_sent(s, runs)] if fresh else []), (s, runs)]
     if not mix_bound_s:
-        near = [(first, some) for some in _of_other_kinds(first, searched, room, runs)]
+        near = [(first, some) for some in _of_other_kinds(first, searched, room, runs, tries)]
         ways += near if before is None else near[:1]
     elif before is None:
         # What layers cost among unlike ones may be more than among their like.
@@ -199,8 +220,8 @@ def solve(
             runs = _runs(by_rows, mix_by_rows)
             ways += [_sent(s, runs), (s, runs)]
         ways += _uniform(s, searched, room)
-    ways += _by_itself(s, every, room) if fresh else ()
-    s, runs, better = _bettered(ways, Room(room, ~out), anew=before is None)
+    ways += _by_itself(s, every, room, tries) if fresh else ()
+    s, runs, better = _bettered(ways, Room(room, ~out), tries, anew=before is None)
     if fresh:
         ways = [(replace(s, tile_rows=tile_rows), runs) for tile_rows in TILE_ROWS]
         s, runs = _fastest_way([*ways, *((s, some) for some in _in_groups(runs))])
@@ -240,7 +261,7 @@ def best_plan_of(s: Setting, cluster: Cluster, runs: Runs) -> Plan:
 
 
 def _bettered(
-    ways: Sequence[tuple[Setting, Runs]], room: Room, *, anew: bool
+    ways: Sequence[tuple[Setting, Runs]], room: Room, tries: Tries, *, anew: bool
 ) -> tuple[Setting, Runs, list[Configuration]]:
     """Return the best of ways of unlike kinds: programs better equal layers, then the best are polished.
 
@@ -250,12 +271,12 @@ def _bettered(
     for way in sorted(_timed(ways), key=itemgetter(0)):
         unlike.setdefault(tuple(layer.kind.cuts for layer, _ in way[2]), way)
     found, limit_s = list[TimedWay](), min(unlike.values(), key=itemgetter(0))[0]
-    for way in [*unlike.values()][: PROGRAMS if anew else 1]:
+    for way in [*unlike.values()][: tries.programs if anew else 1]:
         found.append(_by_program(way, room, limit_s, anew=anew))
         limit_s = min(limit_s, found[-1][0])
     found.sort(key=itemgetter(0))
     several = anew and found[0][1].devices <= MANY
-    best = [own for own in found[: POLISHED if several else 1] if own[0] <= CLOSE * found[0][0]]
+    best = [own for own in found[: tries.polished if several else 1] if own[0] <= tries.close * found[0][0]]
     # One device alone is priced a little otherwise among others: what is polished may be no better.
     done = [(own, polished_runs(own, some, room)) for _, own, some in best]
     s, runs = _fastest_way([*done, best[0][1:]])
@@ -297,22 +318,26 @@ def _timed(ways: Iterable[tuple[Setting, Runs]]) -> Iterator[TimedWay]:
     return ((request_seconds(s, plan_of(s, runs)), s, runs) for s, runs in ways)
 
 
-def _of_other_kinds(s: Setting, layers: Sequence[Configuration], room: Floats, runs: Runs) -> Iterator[Runs]:
+def _of_other_kinds(
+    s: Setting, layers: Sequence[Configuration], room: Floats, runs: Runs, tries: Tries
+) -> Iterator[Runs]:
     """Yield equal layers of the kinds that tables count nearly as fast: one may be faster, one device may be joined."""
     ordered = sorted(layers, key=lambda layer: layer.seconds)
     used = {layer.kind for layer, _ in runs}
-    near = [one for one in one_of_each_kind(ordered) if one.seconds <= NEAR * ordered[0].seconds]
-    for layer in _fitting(s, near[:PROGRAMS], room):
+    near = [one for one in one_of_each_kind(ordered) if one.seconds <= tries.near * ordered[0].seconds]
+    for layer in _fitting(s, near[: tries.programs], room):
         if layer.kind not in used:
             yield [(layer, s.spec.layers)]
 
 
-def _by_itself(s: Setting, layers: Sequence[Configuration], room: Floats) -> Iterator[tuple[Setting, Runs]]:
+def _by_itself(
+    s: Setting, layers: Sequence[Configuration], room: Floats, tries: Tries
+) -> Iterator[tuple[Setting, Runs]]:
     """Yield the ways of the fastest device alone that is nearly as fast: rows come to it, and leave it, in tiles."""
     fitting = sorted(_fitting(s, layers, room), key=lambda layer: layer.seconds)
     alone = [one for one in fitting if len(one.crew) == 1 and one.kind == kind_by_rows(s.spec.blocks)]
     for layer in alone[:1]:
-        if layer.seconds <= NEAR * fitting[0].seconds:
+        if layer.seconds <= tries.near * fitting[0].seconds:
             runs = [(layer, s.spec.layers)]
             yield from ((replace(s, tile_rows=tile_rows), runs) for tile_rows in TILE_ROWS)
 

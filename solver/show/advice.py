@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
 from solver.cluster.cluster import GIB, MIB, Cluster
 from solver.cluster.curves import Floats
 from solver.model.spec import ModelSpec
-from solver.plan.plan import Plan
+from solver.plan.plan import Plan, Wire
 from solver.programs.planner import Solution
 from solver.programs.shares import FoundShares
 from solver.schedule.encoders.bound import bound_s
@@ -19,10 +20,12 @@ from solver.schedule.encoders.memory import holds_all
 from solver.schedule.encoders.stages import PricedPlan
 from solver.schedule.price import Price
 from solver.systems import DEFAULT, plans_for
-from solver.systems.hepti import plan_hepti
+from solver.systems.hepti import plan_hepti, solve_hepti
 
 LINKS_MBPS = (94, 940, 2350, 9400)  # what Ethernet of 0.1 to 10 Gbit/s carries of TCP
 WORTH = 0.005  # of the seconds: what an upgrade has to save to be told
+
+Planned = TypeVar("Planned")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,43 @@ def bounds_of(cluster: Cluster, compute_s: float, priced: Price | PricedPlan) ->
 def saved_at_most(seconds: float, bound_s: float) -> str:
     """Return how much less than these seconds another plan can take, in words."""
     return f"another plan saves {100 * max(0.0, 1 - bound_s / seconds):.0f} % at the most"
+
+
+def proved(
+    find: Callable[[bool], Planned], gap: Callable[[Planned], float], percent: float
+) -> tuple[Planned, str]:  # fmt: skip
+    """Look for a plan than which no other is faster by more than so many per cent; say whether it is one.
+
+    Parameters
+    ----------
+    find
+        Makes a plan; thoroughly, if so told.
+    gap
+        By which part of a plan's seconds another may be faster at the most.
+    """
+    found = find(False)
+    thorough = gap(found) > percent / 100
+    if thorough:
+        found = min(found, find(True), key=gap)
+    left = gap(found)
+    if left <= percent / 100:
+        return found, f"proved: no plan saves more than {percent:g} %"
+    return found, (
+        f"not proved that no plan saves more than {percent:g} %: all that Hepti knows was tried, "
+        f"and by the bound another plan saves {100 * left:.1f} % at the most"
+    )
+
+
+def proved_encoder(
+    spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire, percent: float
+) -> tuple[tuple[Plan, Solution | None], str]:
+    """Look for an encoder's plan as `proved` does."""
+    least_s = bound_s(setting(spec, cluster, rows))
+    return proved(
+        lambda thorough: solve_hepti(spec, cluster, rows, wire, thorough=thorough),
+        lambda found: 1 - least_s / found[0].predicted_s,
+        percent,
+    )
 
 
 def limits(cluster: Cluster, solution: Solution) -> list[Limit]:

@@ -17,10 +17,10 @@ from solver.schedule.decoders.bound import answer_bound_s
 from solver.schedule.decoders.cost import answer_seconds, predicted, price_token, setting_of
 from solver.schedule.decoders.memory import RankMemory, decoder_lacks, rank_memory
 from solver.schedule.price import Price
-from solver.show.advice import Limit, limits_of
+from solver.show.advice import Limit, limits_of, proved
 from solver.show.comparison import ComparedSystem, beside_devices, side_by_side
 from solver.systems.decoders import SYSTEMS, plan_decoder
-from solver.systems.decoders.hepti import all_shared
+from solver.systems.decoders.hepti import all_shared, plan_hepti
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +82,17 @@ def answer_bound(found: PricedDecoder, asked: TokenRequest) -> AnswerBound:
     """Return what a plan's answer takes beside what no plan beats."""
     s = setting_of(found.model, found.cluster, found.plan)
     return AnswerBound(answer_seconds(s, found.plan, asked), answer_bound_s(s, asked))
+
+
+def proved_decoder(model: Decoder, cluster: Cluster, asked: TokenRequest, percent: float) -> tuple[DecoderPlan, str]:
+    """Look for a language model's plan as `proved` does; the seconds are an answer's."""
+    s = setting_of(model, cluster, asked)
+    least_s = answer_bound_s(s, asked)
+    return proved(
+        lambda thorough: plan_hepti(model, cluster, asked, thorough=thorough),
+        lambda plan: 1 - least_s / answer_seconds(s, plan, asked),
+        percent,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

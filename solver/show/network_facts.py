@@ -17,6 +17,7 @@ from solver.model.kinds.operator import IMAGE_ROW
 from solver.model.operators import flop
 from solver.plan.plan import Wire
 from solver.plan.segments import SegmentPlan
+from solver.programs.convnets.planner import solve_network
 from solver.schedule.networks.memory import memory_of
 from solver.schedule.networks.segment_steps import (
     NetSetting,
@@ -24,12 +25,13 @@ from solver.schedule.networks.segment_steps import (
     net_setting,
     of_devices,
     part_of,
+    plan_seconds,
     price_segments,
 )
 from solver.schedule.networks.steps import SegmentShares, unrolled
 from solver.schedule.price import Price, PricedStep
 from solver.schedule.regions import lengths
-from solver.show.advice import Bounds, bounds_of
+from solver.show.advice import Bounds, bounds_of, proved
 from solver.show.comparison import ComparedSystem, beside_devices, side_by_side
 from solver.systems.convnets import SYSTEMS, plan_network
 
@@ -194,6 +196,16 @@ def _entry(system: str, net: ConvNet, cluster: Cluster, wire: Wire) -> ComparedS
         system, facts.seconds, 1 / facts.seconds, facts.bytes_on_wire, facts.weights_bytes, found.lacks,
         taking=len(plan.active),
     )  # fmt: skip
+
+
+def proved_network(net: ConvNet, cluster: Cluster, wire: Wire, percent: float) -> tuple[SegmentPlan, str]:
+    """Look for a network's plan as `proved` does."""
+    s = net_setting(net, cluster)
+    return proved(
+        lambda thorough: solve_network(net, cluster, wire, thorough=thorough),
+        lambda plan: 1 - s.bound_s / plan_seconds(s, plan),
+        percent,
+    )
 
 
 def network_bounds(found: PricedNetwork) -> Bounds:

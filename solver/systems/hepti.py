@@ -37,19 +37,21 @@ def plan_hepti(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.F
 
 
 def solve_hepti(
-    spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32
+    spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32, *, thorough: bool = False
 ) -> tuple[Plan, Solution | None]:
     """Plan as `plan_hepti` does; also return the solution behind the plan, None where another system made it.
+
+    `thorough`: whether all that may lead to a better plan is tried.
 
     Raises
     ------
     InfeasiblePlanError
         If no plan fits, as `solver.programs.planner.solve` says it.
     """
-    from solver.programs.planner import solve  # only who plans needs the solvers: rank 0, not the others
+    from solver.programs.planner import THOROUGHLY, USUALLY, solve  # only rank 0, which plans, needs the solvers
 
     try:
-        solution = solve(spec, cluster, rows, wire=wire)
+        solution = solve(spec, cluster, rows, wire=wire, tries=THOROUGHLY if thorough else USUALLY)
     except InfeasiblePlanError:
         wire.check_one_stage()
         other = None if spec.groups else _published(spec, cluster, rows, wire)

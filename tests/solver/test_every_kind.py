@@ -90,6 +90,14 @@ def test_json_and_out_give_the_same_plan_that_fits_the_model(kind, path):
     assert {other["system"] for other in table["alternatives"]} >= {*kind.others}
 
 
+@pytest.mark.parametrize(("percent", "said"), [("99%", "proved: "), ("0.1", "not proved ")])
+def test_a_plan_is_proved_where_the_bound_allows_it_and_else_all_is_tried(kind, percent, said):
+    done = kind.run("--prove", percent, "--schedule", "pi-1")
+
+    assert done.returncode == 0
+    assert done.stderr.startswith(said)
+
+
 def test_a_plan_file_costs_what_its_planner_said_and_more_on_slower_links(kind, path):
     said = json.loads(path.read_text())
     price = ("--price", path, "--cluster", "mixed4", "--json")

@@ -43,10 +43,13 @@ LOOKS = 3  # at each: what a plan needs beside weights is known where it was fou
 # devices 25 are faster than by half as much and without boundaries that move in several segments, by 0.4 % in the mean
 # of all and 4 % at most; by half as much again they are another 0.1 % faster.
 PRICED = 4000
+THOROUGHLY_PRICED = 25 * PRICED  # where all that may lead to a better plan is tried
 
 
-def solve_network(net: ConvNet, cluster: Cluster, wire: Wire = Wire.FLOAT32) -> SegmentPlan:
+def solve_network(net: ConvNet, cluster: Cluster, wire: Wire = Wire.FLOAT32, *, thorough: bool = False) -> SegmentPlan:
     """Return the plan of a network that should be fastest for one image.
+
+    `thorough`: whether all that may lead to a better plan is tried.
 
     Raises
     ------
@@ -73,7 +76,7 @@ def solve_network(net: ConvNet, cluster: Cluster, wire: Wire = Wire.FLOAT32) -> 
             best = Priced(s, plan, points, best.most_bytes)
     let_edges_first(best)
     plans.append(best.plan)
-    descend(best, FEW_MOVES, PRICED)
+    descend(best, FEW_MOVES, THOROUGHLY_PRICED if thorough else PRICED)
     plans.append(best.plan)
     return predicted(s, next(plan for plan in reversed(plans) if not lacking(net, cluster, plan)))
 

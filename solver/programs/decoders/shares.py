@@ -55,6 +55,7 @@ WORDS = 32  # the least unit of words
 WIDE = 2  # crews of every number that grow
 # How much slower than the fastest crews are estimated that programs are solved for, and how many.
 NEAR, PROGRAMS = 1.3, 4
+THOROUGH_NEAR, THOROUGH_PROGRAMS = 3.0, 64  # where all is to be tried
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,6 +119,8 @@ class StageTask:
         Of the stage.
     words
         Whether it has the head.
+    thorough
+        Whether all crews are tried that may lead to better shares.
     """
 
     s: DecoderSetting
@@ -126,6 +129,7 @@ class StageTask:
     room: Floats
     layers: Span
     words: bool = True
+    thorough: bool = False
 
     @cached_property
     def axes(self) -> list[SharedAxis]:
@@ -445,8 +449,9 @@ def _ways(task: StageTask) -> Iterator[tuple[Integers, PartedStage, float, Integ
     """Yield first shares, and what the program makes of them: in which units, the seconds of an answer, and shares."""
     by_groups, finest = PartedStage(task, np.array([axis.size(MOST_MOVED) for axis in task.axes])), _finest(task)
     best_s, tried, crews = np.inf, 0, task.crews()
+    near, programs = (THOROUGH_NEAR, THOROUGH_PROGRAMS) if task.thorough else (NEAR, PROGRAMS)
     for estimate_s, counts in crews:
-        if tried and (estimate_s > NEAR * crews[0][0] or tried == PROGRAMS):
+        if tried and (estimate_s > near * crews[0][0] or tried == programs):
             break
         parted = finest if task.cuts_groups(np.flatnonzero(counts.any(0)).tolist()) else by_groups
         seconds, units = by_program(parted, parted.units(counts), best_s)

@@ -44,8 +44,8 @@ EXCHANGES = 0.25  # of a token's seconds: from there on stages are tried
 ChosenStage = tuple[tuple[int, ...], int]  # ranks, and the number of layers
 
 
-def plan_hepti(model: Decoder, cluster: Cluster, asked: TokenRequest) -> DecoderPlan:
-    """Choose the best of shares and stages.
+def plan_hepti(model: Decoder, cluster: Cluster, asked: TokenRequest, *, thorough: bool = False) -> DecoderPlan:
+    """Choose the best of shares and stages; `thorough`: whether all that may lead to a better plan is tried.
 
     Raises
     ------
@@ -53,9 +53,9 @@ def plan_hepti(model: Decoder, cluster: Cluster, asked: TokenRequest) -> Decoder
         If memory has no room: how long the context could be, or how much is missing.
     """
     task, whole = all_shared(model, cluster, asked)
-    s = task.s
+    s, task = task.s, replace(task, thorough=thorough)
     found = [plan] if (plan := best_shares(task)) else []
-    if not found or _is_scarce(task) or _waits(s, found[0], asked):
+    if not found or thorough or _is_scarce(task) or _waits(s, found[0], asked):
         found += [plan for plan in [_staged(s, cluster, asked, whole)] if plan is not None]
     if not found:
         raise _no_room(s, cluster, asked, task)

@@ -20,7 +20,7 @@ from solver.plan.plan import Keys, Wire, uniform_plan
 from solver.programs import planner, search
 from solver.programs.candidates import candidates
 from solver.programs.lengths import PlansByLength
-from solver.programs.planner import solve
+from solver.programs.planner import THOROUGHLY, USUALLY, solve
 from solver.programs.polish import WORTH
 from solver.programs.search import Terms
 from solver.schedule.encoders.cost import predict, setting
@@ -31,6 +31,7 @@ from tests.kit.clusters import pis
 from tests.kit.encoders import requests_seconds
 from tests.kit.instances import sharing_cluster, small_model, unlike_cluster
 from tests.kit.plans import like
+from tests.solver.programs import many_clusters
 from tests.solver.programs.exhaustive import all_layers, over_the_best, sharing_instance
 from tests.sweeps import ALL, count, pairs, seeds
 
@@ -440,3 +441,14 @@ def test_who_lacks_memory_for_anything_gets_no_rows_without_weights_either(monke
     assert offered
     assert 1 not in plan.stages[0].active
     assert lacks(spec, cluster, plan, plan.predicted.weights_bytes) == ""
+
+
+def test_where_all_is_tried_plans_are_never_worse_and_some_are_better():
+    """Of the random clusters two, which planning as usual does not exhaust."""
+    parts = []
+    for spec, cluster, rows in map(many_clusters.instance, (21, 36)):
+        usual, best = (solve(spec, cluster, rows, tries=tries).plan for tries in (USUALLY, THOROUGHLY))
+        parts.append(best.predicted_s / usual.predicted_s)
+
+    assert max(parts) <= 1
+    assert min(parts) < 0.99
