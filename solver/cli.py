@@ -263,7 +263,7 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
         _show_schedule(options, cluster, found)
         return
     if options.explain:
-        _explain(options, spec, cluster, plan, solution)
+        _explain(options, spec, cluster, found, solution)
         return
     tried = changes(spec, cluster, rows, solution) if system == DEFAULT else []
     with progress("trying other clusters", len(tried), unit="clusters") as advance:
@@ -290,7 +290,7 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
 
 
 def _explain(
-    options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, plan: Plan, solution: Solution | None
+    options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, priced: PricedPlan, solution: Solution | None
 ) -> None:
     if solution is None:
         raise HeptiError(
@@ -301,12 +301,12 @@ def _explain(
     with progress("explaining", len(kinds), unit="kinds of layers") as advance:
         found = explain(solution, advance)
     if options.json:
-        explained = {"explanation": explanation_to_json(cluster, solution, found)}
-        print(json.dumps(plan_table(plan) | explained, indent=1))
+        explained = {"explanation": explanation_to_json(cluster, solution, found, priced.in_one)}
+        print(json.dumps(plan_table(solution.plan) | explained, indent=1))
         return
     console = new_console(highlight=False)
-    console.print(_title(options, spec, plan.rows) + links(cluster), markup=False)
-    print_explanation(console, cluster, solution, found)
+    console.print(_title(options, spec, solution.plan.rows) + links(cluster), markup=False)
+    print_explanation(console, cluster, solution, found, priced.in_one)
 
 
 def _price(options: argparse.Namespace, cluster: Cluster) -> None:

@@ -141,12 +141,12 @@ def _explain(options: argparse.Namespace, found: PricedDecoder, asked: TokenRequ
     """Say how a plan was found."""
     explained = explained_decoder(found.model, found.cluster, found.plan, asked)
     if options.json:
-        table = plan_table(found.plan, found.model) | {"explanation": decoder_explanation_to_json(explained)}
+        table = plan_table(found.plan, found.model) | {"explanation": decoder_explanation_to_json(found, explained)}
         print(json.dumps(table, indent=1))
         return
     console = new_console(highlight=False)
     console.print(_title(options, found.model, found.cluster, asked), markup=False)
-    print_decoder_explanation(console, explained)
+    print_decoder_explanation(console, found, explained)
 
 
 def _show(options: argparse.Namespace, found: PricedDecoder, asked: TokenRequest) -> None:

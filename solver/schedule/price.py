@@ -45,6 +45,11 @@ class Price:
         return np.asarray(sum(step.repeats * step.times.compute for step in self.steps))
 
     @property
+    def handled_s(self) -> Floats:
+        """Seconds of these in which every device codes, handles and adds up messages, [p]."""
+        return np.asarray(sum(step.repeats * step.times.handled for step in self.steps))
+
+    @property
     def exchange_s(self) -> Floats:
         """Seconds that every device waits for an exchange that its compute does not hide, [p]."""
         waits = (

@@ -136,11 +136,15 @@ class TimedStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Times:
-    """Seconds of a step on every device, [..., p]: its compute, its exchange E, and when it ends."""
+    """Seconds of a step on every device, [..., p].
+
+    Its compute, its exchange E, when it ends, and how much of its compute is coding, handling and adding up messages.
+    """
 
     compute: Floats
     exchange: Floats
     end: Floats
+    handled: Floats
 
 
 def gather_ends(before: Floats, during: Floats, edge: Floats, arrival: Floats, last: Floats) -> Floats:
@@ -173,7 +177,10 @@ def times(
     """
     exchange = None if transfer is None else transfer.exchange(values, active)
     compute, end = _timed(loads, transfer, exchange, reduces, machine)
-    return Times(compute, np.zeros(active.shape) if exchange is None else exchange.seconds(machine.network), end)
+    if transfer is None or exchange is None:
+        return Times(compute, np.zeros(active.shape), end, np.zeros(active.shape))
+    handled = sum(cpu_seconds(exchange, transfer.wire, machine.bank, adds=reduces))
+    return Times(compute, exchange.seconds(machine.network), end, np.asarray(handled))
 
 
 def ends(

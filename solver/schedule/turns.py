@@ -44,6 +44,8 @@ class ClockTurn:
         The kind of block whose exchange it is, if it is one's.
     meanwhile
         What is computed with what comes.
+    coding : [..., p]
+        Of the seconds of computations those in which what is sent is coded and handed over.
     """
 
     parts: tuple[TurnPart, ...]
@@ -53,6 +55,7 @@ class ClockTurn:
     repeats: int = 1
     block: str = ""
     meanwhile: tuple[str, ...] = ()
+    coding: Floats | float = 0.0
 
     @property
     def messages(self) -> list[Messages]:
@@ -69,6 +72,11 @@ class ClockTurn:
         """The CPU seconds of every rank, [..., p]: of computations, also as it comes, and of handling messages."""
         handled = (messages.sending + messages.taking + messages.worked for messages in self.messages)
         return np.asarray(sum((part.sum(-2) for part in self.computed), sum(handled)))
+
+    @property
+    def handled_s(self) -> Floats:
+        """Those of them in which messages are coded, handled and added up, [..., p]."""
+        return np.asarray(self.coding + sum(messages.sending + messages.taking for messages in self.messages))
 
 
 def timed(
@@ -125,7 +133,7 @@ def _steps(machine: Machine, found: Iterable[tuple[ClockTurn, Floats, Moment]]) 
     for turn, seconds, _ in found:
         nothing, messages = np.zeros(machine.devices), turn.messages
         wire_s = sum((own.wire_s(machine.network) for own in messages), nothing)
-        times = Times(turn.compute_s, wire_s, np.full(machine.devices, seconds))
+        times = Times(turn.compute_s, wire_s, np.full(machine.devices, seconds), nothing + turn.handled_s)
         sent, received = (sum((getattr(own, way) for own in messages), nothing) for way in ("sent", "received"))
         step = PricedStep("", turn.name, turn.computes, turn.meanwhile, turn.repeats, times, sent, received, turn.block)
         yield turn.layers, step
@@ -193,6 +201,7 @@ def turns_of(steps: Iterable[AnyStep], costs: Costs) -> Iterator[ClockTurn]:
     """Yield the turns of a schedule: the exchanges of a value with the computations before them."""
     for computes, exchanges in _together(steps):
         seconds: Floats | float = 0.0
+        coding: Floats | float = 0.0
         parts, names = list[TurnPart](), list[str]()
         for step in computes:
             own_s, some = costs.computing(step)
@@ -200,12 +209,12 @@ def turns_of(steps: Iterable[AnyStep], costs: Costs) -> Iterator[ClockTurn]:
         for exchange in exchanges:
             moved = costs.moving(exchange)
             parts += [(seconds + moved.before)[..., None, :], moved.messages]
-            seconds = 0.0
+            seconds, coding = 0.0, coding + moved.before
         if not exchanges:
             parts.append(np.asarray(seconds)[..., None, :])
         first = (*exchanges, *computes)[0]
         name = exchanges[0].name if exchanges else ", ".join(names)
-        yield ClockTurn(tuple(parts), name, tuple(names), first.layers, first.repeats)
+        yield ClockTurn(tuple(parts), name, tuple(names), first.layers, first.repeats, coding=coding)
 
 
 def _together(steps: Iterable[AnyStep]) -> Iterator[tuple[list[ComputeStep], list[ExchangeStep]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,9 @@ from solver.base.tables import new_table
 from solver.cluster.cluster import Cluster
 from solver.programs.explain import KindTried, kinds_tried, least_shares
 from solver.programs.planner import Solution
+from solver.schedule.price import Price
 from solver.show.advice import Limit, limits
-from solver.show.decoder_facts import ExplainedDecoder
+from solver.show.decoder_facts import ExplainedDecoder, PricedDecoder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,8 +33,53 @@ def explain(solution: Solution, advance: Callable[[int], None]) -> Explanation:
     return Explanation(tuple(kinds), least_shares(solution))
 
 
-def print_explanation(console: Console, cluster: Cluster, solution: Solution, found: Explanation) -> None:
-    """Print the kinds, what limits the best of them, what shares cost for being whole, and why some have nothing."""
+@dataclass(frozen=True, slots=True)
+class DeviceSeconds:
+    """What a device does with the seconds of a request or a token; together they are all of it.
+
+    Parameters
+    ----------
+    kernels_s, messages_s
+        Computes; codes, handles and adds up messages, which is what running in several parts adds to the kernels.
+    exchange_s, idle_s
+        Waits for the wire, as far as computing does not hide it, and for others.
+    """
+
+    device: str
+    kernels_s: float
+    messages_s: float
+    exchange_s: float
+    idle_s: float
+
+
+def seconds_spent(names: Sequence[str], price: Price) -> list[DeviceSeconds]:
+    """Return what each device that computes or handles anything does with the time."""
+    spent = (price.compute_s - price.handled_s, price.handled_s, price.exchange_s, price.idle_s)
+    every = zip(names, *(own.tolist() for own in spent), strict=True)
+    return [DeviceSeconds(*own) for own in every if own[1] + own[2] > 0]
+
+
+def _print_spent(console: Console, spent: Sequence[DeviceSeconds], what: str) -> None:
+    table = new_table(
+        f"where the milliseconds of {what} go", "device", "kernels", "messages", "exchange", "idle", "all"
+    )
+    for own in spent:
+        name, *seconds = astuple(own)
+        table.add_row(name, *map(ms, seconds), ms(sum(seconds)))
+    console.print(table)
+    console.print(
+        "Messages: coding, handling and adding up. Exchange: the wire, as far as computing does not hide it. Idle: "
+        "waiting for others."
+    )
+
+
+def print_explanation(
+    console: Console, cluster: Cluster, solution: Solution, found: Explanation, price: Price
+) -> None:  # fmt: skip
+    """Print the kinds, what limits the best of them, what shares cost for being whole, and why some have nothing.
+
+    And where the time of the plan goes, by its price.
+    """
     headings = ("cuts, norms", "on ranks", "first\nshares ms", "best\nms", "parted\nms", "whole\n%", "CPU\nms")
     table = new_table("layers that were tried, for a request of their like", *headings, words=2)
     for kind in _once_alone(found.kinds):
@@ -56,6 +102,7 @@ def print_explanation(console: Console, cluster: Cluster, solution: Solution, fo
             "Memory is scarce: to the milliseconds of a layer is added what the memory that it takes would save others."
         )
     _print_plan(console, solution)
+    _print_spent(console, seconds_spent(cluster.names, price), "a request")
     alike = f" of layers like {solution.best.kind} alone" * bool(solution.mix_bound_s)
     _print_limits(console, limits(cluster, solution), "a request", alike)
     _print_gap(console, solution)
@@ -63,9 +110,12 @@ def print_explanation(console: Console, cluster: Cluster, solution: Solution, fo
         console.print(f"{name} has nothing: the best share for it makes a request {ms(added_s)} ms longer.")
 
 
-def explanation_to_json(cluster: Cluster, solution: Solution, found: Explanation) -> dict[str, Any]:
+def explanation_to_json(
+    cluster: Cluster, solution: Solution, found: Explanation, price: Price
+) -> dict[str, Any]:  # fmt: skip
     """Return what is printed, for a program; seconds, ranks, and names of devices."""
     return {
+        "spent": [asdict(own) for own in seconds_spent(cluster.names, price)],
         "kinds": [
             asdict(kind) | {"start_s": kind.start_s if np.isfinite(kind.start_s) else None} for kind in found.kinds
         ],
@@ -119,8 +169,8 @@ def _print_plan(console: Console, solution: Solution) -> None:
     console.print(f"The plan takes {ms(plan.predicted_s)} ms: {runs}{tiles}.")
 
 
-def print_decoder_explanation(console: Console, found: ExplainedDecoder) -> None:
-    """Print the crews, what limits an answer, what shares cost for being whole, and why some have nothing."""
+def print_decoder_explanation(console: Console, priced: PricedDecoder, found: ExplainedDecoder) -> None:
+    """Print the crews, where time goes, what limits an answer, what shares cost for being whole, who has nothing."""
     table = new_table("crews that were tried", "on ranks", "first\nshares ms", "best\nms")
     for crew in found.crews:
         first = ms(crew.first_s) if np.isfinite(crew.first_s) else "-"
@@ -128,6 +178,7 @@ def print_decoder_explanation(console: Console, found: ExplainedDecoder) -> None
     console.print(table)
     console.print("Best: by the program of shares; a descent then moves units, also within groups of heads.")
     console.print(f"The plan's answer takes {ms(found.answer_s)} ms.")
+    _print_spent(console, seconds_spent(priced.cluster.names, priced.token), "a token in its middle")
     _print_limits(console, found.limits, "an answer")
     console.print(
         f"Could units be parted between its devices, it would take {ms(found.parted_s)} ms: that they are whole costs "
@@ -137,13 +188,14 @@ def print_decoder_explanation(console: Console, found: ExplainedDecoder) -> None
         console.print(f"{name} has nothing: the best of the least shares makes an answer {ms(added_s)} ms longer.")
 
 
-def decoder_explanation_to_json(found: ExplainedDecoder) -> dict[str, Any]:
+def decoder_explanation_to_json(priced: PricedDecoder, found: ExplainedDecoder) -> dict[str, Any]:
     """Return what is printed, for a program; seconds, ranks, and names of devices."""
     return {
         "crews": [
             {name: value if name == "ranks" or np.isfinite(value) else None for name, value in asdict(crew).items()}
             for crew in found.crews
         ],
+        "spent": [asdict(own) for own in seconds_spent(priced.cluster.names, priced.token)],
         "answer_s": found.answer_s,
         "fractions_s": found.parted_s,
         "limits": [asdict(limit) for limit in found.limits],

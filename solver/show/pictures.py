@@ -156,7 +156,8 @@ def _drawn(priced: PricedPlan) -> list[RankedStep]:
     found: list[RankedStep] = []
     if priced.embed_s:
         own, nothing = np.array([priced.embed_s]), np.zeros(1)
-        found.append(((0,), PricedStep("start", "embed", (), (), 1, Times(own, nothing, own), nothing, nothing)))
+        times = Times(own, nothing, own, nothing)
+        found.append(((0,), PricedStep("start", "embed", (), (), 1, times, nothing, nothing)))
     found += priced.fastest.steps
     often = {step.layers for _, step in found if step.repeats > 1}
     again = {(step.name, f"layer {_first(step.layers) - 1}") for _, step in found if step.repeats > 1}

@@ -460,6 +460,10 @@ def test_how_the_plan_was_found_is_explained(cluster):
     assert idle["device"] == "pi3-0"
     assert f"makes a request {1e3 * idle['added_s']:.1f} ms longer" in printed
     assert {limit["device"] for limit in explained["limits"]} <= {"pi-0", "pi-1"}
+    for own in explained["spent"]:
+        seconds = [own[f"{name}_s"] for name in ("kernels", "messages", "exchange", "idle")]
+        assert sum(seconds) == pytest.approx(plan["predicted"]["seconds"])
+        assert min(seconds) >= 0
     assert best["kind"] in printed
     assert f"it would take {1e3 * explained['fractions_s']:.1f} ms" in " ".join(printed.split())
     assert f"takes {1e3 * plan['predicted']['seconds']:.1f} ms: 12 layers of " in printed

@@ -68,7 +68,8 @@ def test_a_plan_whose_embedding_is_cut_takes_memory_for_it_and_an_exchange(plan,
 def test_how_the_plan_was_found_is_explained():
     where = ("--model", "llama-3.2-1b", "--layers", "4", "--cluster", "mixed4", "--without", "pi-2")
     printed = " ".join(solver(*where, "--explain").stdout.split())
-    explained = json.loads(solver(*where, "--explain", "--json").stdout)["explanation"]
+    plan = json.loads(solver(*where, "--explain", "--json").stdout)
+    explained = plan["explanation"]
 
     best, *others = explained["crews"]
     assert explained["fractions_s"] <= explained["answer_s"] <= best["best_s"] <= best["first_s"]
@@ -76,6 +77,10 @@ def test_how_the_plan_was_found_is_explained():
     # What speeds and links bind is all of it, but for what messages cost.
     bound_s = sum(limit["compute_s"] + limit["link_s"] for limit in explained["limits"])
     assert bound_s == pytest.approx(explained["fractions_s"], rel=0.1)
+    for own in explained["spent"]:
+        seconds = [own[f"{name}_s"] for name in ("kernels", "messages", "exchange", "idle")]
+        assert sum(seconds) == pytest.approx(plan["predicted"]["token_s"], rel=0.02)
+        assert min(seconds) >= 0
     (idle,) = explained["idle"]
     assert f"{idle['device']} has nothing: " in printed
     assert idle["added_s"] > 0

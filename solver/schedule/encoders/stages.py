@@ -295,7 +295,8 @@ def _moved(priced: PricedReplica, plan: Plan, stages: tuple[Stage, ...]) -> Pric
         return moved
 
     def step(found: PricedStep) -> PricedStep:
-        times = Times(there(found.times.compute), there(found.times.exchange), there(found.times.end))
+        own = found.times
+        times = Times(there(own.compute), there(own.exchange), there(own.end), there(own.handled))
         return replace(found, times=times, sent=there(found.sent), received=there(found.received))
 
     moved = (

@@ -236,7 +236,7 @@ def priced_turns(s: Setting, crew: Sequence[int], steps: Sequence[AnyStep], firs
     for step in priced(own.machine, _one_by_one_first(_Costs(own, s.wire).turns(steps))):
         layers = f"layer{'s' * ('-' in step.layers)} {step.layers or first}"
         end = np.full(s.devices, step.times.end.max())
-        times = Times(of_all(step.times.compute), of_all(step.times.exchange), end)
+        times = Times(of_all(step.times.compute), of_all(step.times.exchange), end, of_all(step.times.handled))
         sent, received = of_all(step.sent), of_all(step.received)
         found.append(replace(step, layers=ends.get(step.name, layers), times=times, sent=sent, received=received))
     return tuple(found)
@@ -324,7 +324,7 @@ class _Costs:
         block = _block(first.value.name)
         layers = first.layers if block or not first.run.size else first.run  # of the stream: those that ask for it
         names, beside = tuple(before.names), tuple(meanwhile)
-        return ClockTurn((pieces, handled), name, names, layers, first.repeats, block, beside)
+        return ClockTurn((pieces, handled), name, names, layers, first.repeats, block, beside, encode)
 
     def _embedding(self) -> Floats:
         """Return the seconds in which rank 0 embeds; also where it takes no part in the layers."""
