@@ -284,10 +284,9 @@ class FirstUnits:
 
 def _answer_s(task: StageTask, axis: SharedAxis, size: int, count: int) -> Floats:
     """Return the seconds of 0 to `count` units of an axis on every device, [count + 1, p], in all passes."""
-    asked = task.asked
-    passes = answer_passes(asked)
-    if axis.name == WORD:  # of a prompt those after its last row alone
-        passes = [passes[0], (asked.sequences, 1, asked.behind)]
+    passes = [(often, rows, behind) for often, rows, behind, _ in answer_passes(task.asked)]
+    if axis.name == WORD:
+        passes = [(often, chosen, behind) for often, _, behind, chosen in answer_passes(task.asked) if chosen]
     found = np.zeros((count + 1, task.s.devices))
     for unit in range(1, count + 1):
         share = min(unit * size, axis.total)

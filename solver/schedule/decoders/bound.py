@@ -40,11 +40,11 @@ Sets = NDArray[np.bool_]  # [sets, p]
 def answer_bound_s(s: DecoderSetting, asked: TokenRequest) -> float:
     """Return the seconds of an answer below which no plan is."""
     found = 0.0
-    for often, rows, behind in answer_passes(asked):
+    for often, rows, behind, chosen in answer_passes(asked):
         if rows == 1 and s.devices <= MOST:
             pass_s = _token_s(s, behind)
-        else:  # the next word is asked for after the whole prompt
-            pass_s = _together_s(s, rows, behind, words=behind + rows >= asked.prompt)
+        else:
+            pass_s = _together_s(s, rows, behind, words=chosen > 0)
         found += often * (s.speeds[0].pass_s + pass_s)  # rank 0 has chosen a word, and embeds it
     return found
 

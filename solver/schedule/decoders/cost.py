@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,14 +161,34 @@ def chunks(prompt: int) -> Iterator[tuple[int, int]]:
         yield min(CHUNK_ROWS, prompt - start), start
 
 
-def answer_passes(asked: TokenRequest) -> list[tuple[int, int, int]]:
-    """Return the passes of an answer to every sequence: how often each is done, its rows, and what is behind them.
+class AnswerPass(NamedTuple):
+    """A pass of an answer: how often it is done, its rows, how many are before them, and of how many a word follows."""
+
+    often: int
+    rows: int
+    behind: int
+    chosen: int
+
+
+def answer_passes(asked: TokenRequest) -> list[AnswerPass]:
+    """Return the passes of an answer to every sequence: a token's, then those of a prompt's chunks.
 
     A token's pass has a row of each sequence: of llama-3.2-1b in int4 one of four rows takes 1.8 times as long as of
     one, on an x86 core. Prompts are read one by one.
     """
-    several = asked.sequences
-    return [(asked.tokens, several, asked.behind), *((several, rows, behind) for rows, behind in chunks(asked.prompt))]
+    several, prompt = asked.sequences, asked.prompt
+    read = [AnswerPass(several, rows, behind, int(behind + rows == prompt)) for rows, behind in chunks(prompt)]
+    return [AnswerPass(asked.tokens, several, asked.behind, several), *read]
+
+
+def _chunks_as_one(passes: list[AnswerPass]) -> Iterator[AnswerPass]:
+    """Yield the passes of an answer; a prompt's chunks of as many rows as one, after as many as in the mean."""
+    token, *read = passes
+    yield token
+    for (rows, chosen), alike in groupby(read, key=lambda one: (one.rows, one.chosen)):
+        several = list(alike)
+        behind = (several[0].behind + several[-1].behind) // 2
+        yield AnswerPass(sum(one.often for one in several), rows, behind, chosen)
 
 
 def summed(
@@ -190,7 +211,7 @@ def sums_s(s: DecoderSetting, ranks: Sequence[int], asked: TokenRequest) -> floa
     """Return the seconds of the sums after a block, of all passes of an answer; of one rank none."""
     if len(ranks) < 2:
         return 0.0
-    return sum(often * summed(s, ranks, ranks, rows).longest_s for often, rows, _ in answer_passes(asked))
+    return sum(one.often * summed(s, ranks, ranks, one.rows).longest_s for one in answer_passes(asked))
 
 
 def two_steps_from(s: DecoderSetting, stages: Sequence[DecoderStage]) -> int:
@@ -328,17 +349,8 @@ def _steps(
 def answer_turns(
     s: DecoderSetting, plan: DecoderPlan, cuts: StageShares, asked: TokenRequest
 ) -> Iterator[tuple[float, Iterator[ClockTurn]]]:
-    """Yield the turns of the passes of an answer, and how often each is done, by some plans of a plan's structure.
-
-    Of a prompt's chunks those of as many rows are one, behind as many tokens as in the mean.
-    """
-    several = asked.sequences
-    passes = [(asked.tokens, several, asked.behind, several)]
-    *chunked, (rows, behind) = chunks(asked.prompt)
-    passes.append((several, rows, behind, 1))
-    if chunked:
-        passes.append((several * len(chunked), CHUNK_ROWS, (chunked[0][1] + chunked[-1][1]) // 2, 0))
-    for often, rows, behind, chosen in passes:
+    """Yield the turns of the passes of an answer, and how often each is done, by some plans of a plan's structure."""
+    for often, rows, behind, chosen in _chunks_as_one(answer_passes(asked)):
         *_, steps = _steps(s, plan, rows, chosen)
         yield float(often), turns_of(planned_alike(steps, cuts), _costs(s, behind))
 
@@ -426,12 +438,8 @@ def token_seconds(s: DecoderSetting, plan: DecoderPlan, behind: int, sequences: 
 
 def first_seconds(s: DecoderSetting, plan: DecoderPlan, prompt: int) -> float:
     """Return the seconds from a prompt to the first token of the answer."""
-    return float(_first(s, [plan], prompt)[0])
-
-
-def _first(s: DecoderSetting, plans: Sequence[DecoderPlan], prompt: int) -> Floats:
-    ends = (_seconds(s, plans, rows, behind, int(behind + rows == prompt)) for rows, behind in chunks(prompt))
-    return np.asarray(sum(ends))
+    passes = (_seconds(s, [plan], rows, behind, int(behind + rows == prompt)) for rows, behind in chunks(prompt))
+    return float(sum(passes, np.zeros(1))[0])
 
 
 def answer_seconds(s: DecoderSetting, plan: DecoderPlan, asked: TokenRequest) -> float:
@@ -441,9 +449,7 @@ def answer_seconds(s: DecoderSetting, plan: DecoderPlan, asked: TokenRequest) ->
 
 def answers_seconds(s: DecoderSetting, plans: Sequence[DecoderPlan], asked: TokenRequest) -> Floats:
     """Return the seconds of an answer by plans of one structure, [n]."""
-    several = asked.sequences
-    tokens_s = asked.tokens * _seconds(s, plans, several, asked.behind, several)
-    return np.asarray(several * _first(s, plans, asked.prompt) + tokens_s)
+    return np.asarray(sum(often * _seconds(s, plans, *one) for often, *one in answer_passes(asked)))
 
 
 def predicted(

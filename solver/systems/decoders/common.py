@@ -58,7 +58,7 @@ def whole_layers(s: DecoderSetting, cluster: Cluster, asked: TokenRequest) -> Wh
     """Return what whole layers take on every device."""
     model, seconds = s.model, np.zeros(s.devices)
     for layer in model.layers:
-        for often, rows, behind in answer_passes(asked):
+        for often, rows, behind, _ in answer_passes(asked):
             for kind in layer:
                 seconds += often * s.kind_s(kind, total_of(kind, model.stream), rows, behind)
     tokens, held = asked.context * asked.sequences, HELD[asked.precision]

@@ -137,7 +137,7 @@ def _sets(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: Whole
         work = work_bytes(model, asked, 0, 0, shared=int(len(ranks) > 1))
         room = np.maximum(free[list(ranks)] - work, 0.0)
         without_head = room * max(1 - head / room.sum(), 0.0) if room.any() else room
-        hop_s = sum(often * _hop_s(s, ranks, rows) for often, rows, _ in answer_passes(asked))
+        hop_s = sum(one.often * _hop_s(s, ranks, one.rows) for one in answer_passes(asked))
         besides_s = hop_s + np.arange(len(model.layers) + 1) * blocks * sums
         seconds, last_s = (
             besides_s + layers_s(whole.seconds[list(ranks)], own / whole.size, len(model.layers))
