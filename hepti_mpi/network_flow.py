@@ -84,7 +84,7 @@ class ImageFlow:
             yield image.request, self._apart(flat), clock.now() - image.dealt
 
     def _apart(self, flat: Array) -> dict[str, Array]:
-        """Return the outputs, which come one behind the other."""
+        """Return the outputs, which come one after the other."""
         sizes = [int(np.prod(shape)) for shape in self._shapes.values()]
         parts = np.split(flat, np.cumsum(sizes)[:-1])
         return {value: own.reshape(shape) for (value, shape), own in zip(self._shapes.items(), parts, strict=True)}

@@ -372,7 +372,7 @@ class NetworkLeader(Speaker):
     def _answers(
         self, requests: Iterator[PictureRequest], held: HeldPlans, *, counts: bool
     ) -> Iterator[tuple[dict[str, Any], Mapping[str, Array]]]:
-        """Yield the answer to every image, and the network's outputs; the plan may change behind each."""
+        """Yield the answer to every image, and the network's outputs; the plan may change after each."""
         if self._replicas is not None:
             is_there = self._ahead.is_there if self._serves else lambda: True
             flow = ImageFlow(held, self._group).answered(requests, is_there, self._left_out, counts=counts)

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in _modules(arguments):
         module.add_parser(subparsers)
-    # What stands behind the first -- is another program's command line.
+    # What follows the first -- is another program's command line.
     split = arguments.index("--") if "--" in arguments else len(arguments)
     try:
         options = parser.parse_args(arguments[:split])

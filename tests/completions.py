@@ -19,7 +19,7 @@ PATHS = (".", "FILE", "DIR", "FOLDER", "CHECKPOINT", "PATH")
 
 
 def parser_of(words):
-    """Return the parser that reads what stands behind these words."""
+    """Return the parser that reads what follows these words."""
     module, *rest = words
     name = " ".join(words) if " ".join(words) in PARSERS else module
     path, function = PARSERS[name]

@@ -27,7 +27,7 @@ class Stretch:
     flop, weights_bytes
         Of all of its nodes.
     field
-        Rows and columns of the image that the middle pixel of that value depends on; None behind the row part.
+        Rows and columns of the image that the middle pixel of that value depends on; None after the row part.
     """
 
     nodes: Span

@@ -112,7 +112,7 @@ class _Layers:
         return self._add("LeakyRelu", f"{value}/leaky", [value], self.shapes[value], square, alpha=0.1)
 
     def pool(self, name: str, value: str, kernel: int, stride: int, pads: Sequence[int] = (0, 0, 0, 0)) -> str:
-        """Add a pool; a window that begins within the image counts, even if it ends behind it."""
+        """Add a pool; a window that begins within the image counts, even if it ends beyond it."""
         channels, *sides = self.shapes[value]
         lengths = (side + pads[axis] + pads[axis + 2] - kernel for axis, side in enumerate(sides))
         shape = (channels, *(-(-length // stride) + 1 for length in lengths))
@@ -124,13 +124,13 @@ class _Layers:
         return self._add("Add", name, values, self.shapes[values[0]], sum(self._square[value] for value in values))
 
     def concat(self, name: str, *values: str) -> str:
-        """Put channels one behind the other."""
+        """Put channels one after the other."""
         counts = [self.shapes[value][0] for value in values]
         square = sum(count * self._square[value] for count, value in zip(counts, values, strict=True)) / sum(counts)
         return self._add("Concat", name, values, (sum(counts), *self.shapes[values[0]][1:]), square)
 
     def reorg(self, name: str, value: str) -> str:
-        """Put 2 × 2 pixels one behind the other."""
+        """Put 2 × 2 pixels one after the other."""
         channels, height, width = self.shapes[value]
         shape = (4 * channels, height // 2, width // 2)
         return self._add("SpaceToDepth", name, [value], shape, self._square[value], blocksize=2)

@@ -54,7 +54,7 @@ class Group:
         self._clocks = Mailbox(comm, Tag.CLOCK, self.traffic, pause_s=0.0)  # a pause would be part of a round trip
 
     def others(self) -> Iterator[int]:
-        """Yield the other ranks, beginning behind this one, so that not all send to the same rank first."""
+        """Yield the other ranks, beginning after this one, so that not all send to the same rank first."""
         return ((self.rank + step) % self.size for step in range(1, self.size))
 
     def post_send(self, message: Message, peer: int, tag: int) -> MPI.Request:

@@ -67,7 +67,7 @@ def warnings(places: Sequence[Place], *, on_hosts: bool) -> list[str]:
     if on_hosts and len(places) > 1 and len(ranks) == 1:
         found.append(
             f"all {len(places)} ranks run on {places[0].host}, which has {counted(places[0].cores, 'core')}: write "
-            "slots=1 behind every host of the hostfile, or start mpirun with --map-by ppr:1:node"
+            "slots=1 after every host of the hostfile, or start mpirun with --map-by ppr:1:node"
         )
     bound = next((spot for spot in places if spot.usable_cores < spot.cores // ranks[spot.host]), None)
     if bound is not None:

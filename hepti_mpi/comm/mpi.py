@@ -15,7 +15,7 @@ mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
 from mpi4py import MPI as MPI  # noqa: E402
 
 # Open MPI reads these when it starts. Up to 8 MiB a message goes to the kernel at once and travels while we compute: of
-# 1 MiB at 240 Mbps behind 41 ms of compute, 0.3 ms are left to wait, not 35.
+# 1 MiB at 240 Mbps after 41 ms of compute, 0.3 ms are left to wait, not 35.
 SETTINGS = {
     "btl_tcp_eager_limit": "8388608",
     "btl_tcp_sndbuf": "4194304",

@@ -31,7 +31,7 @@ def told(group: Group) -> list[str]:
     group.barrier()
     if group.rank == 0:
         print(json.dumps({RESERVE: group.size}), flush=True)
-        # What is behind the line is for what these ranks are told to be: nothing of it is read ahead.
+        # What follows the line is for what these ranks are told to be: nothing of it is read ahead.
         with open(0, "rb", buffering=0, closefd=False) as stdin:
             words = _words(stdin.readline())
         group.orders.send(words, group.others())

@@ -16,7 +16,7 @@ from solver.cluster.curves import Floats
 # Of Linux's struct tcp_info (linux/tcp.h): bytes that the other side has acknowledged, and microseconds for which there
 # was something to send or to be acknowledged. Their ratio is what the connection carried, whatever the program did.
 # Between them, bytes a second: of the last round trip in which there was enough to send, without late acknowledgements.
-# Behind them, those of the microseconds for which the other side had no room, since its program did not read.
+# After them, those of the microseconds for which the other side had no room, since its program did not read.
 ACKNOWLEDGED_AT, DELIVERY_RATE_AT, BUSY_US_AT, NO_ROOM_US_AT, INFO_BYTES = 120, 160, 168, 176, 184
 OPEN_FILES = Path("/proc/self/fd")
 

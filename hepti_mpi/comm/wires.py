@@ -130,7 +130,7 @@ class Clipped:
     The bounds are mean ± W(3 · 4^bits) sqrt(variance / 2), best for Laplace's distribution (Banner et al., NeurIPS
     2019, as QuantPipe takes it), or the row's least and largest value, whichever errs less. QuantPipe always clips; but
     some columns of hidden states are 14 to 18 times their standard deviation. At 6 bits clipping them errs 3.6 to 4.5
-    times as much as not, at 4 bits 1.2, at 2 bits 0.4 to 0.6 times (root mean square behind layers 1, 3 and 5 of
+    times as much as not, at 4 bits 1.2, at 2 bits 0.4 to 0.6 times (root mean square after layers 1, 3 and 5 of
     all-MiniLM-L6-v2). The bounds are a row's, not a batch's: batches come in tiles, from several ranks.
 
     Parameters

@@ -105,7 +105,7 @@ def parser() -> Parser:
     how.add_argument(
         "--stop", action="append", default=[], metavar="S", help="a text that ends an answer; may be repeated"
     )
-    how.add_argument("--ignore-eos", action="store_true", help="go on behind the token that ends an answer")
+    how.add_argument("--ignore-eos", action="store_true", help="go on after the token that ends an answer")
     how.add_argument(
         "--lookup", choices=("auto", "off"), default="auto",
         help="try tokens together that followed the same ones before, where it pays (default: %(default)s)",

@@ -220,7 +220,7 @@ class Generation:
         if text.finish_reason is not None:  # all was said before
             answer.first_at = clock.now()
             return
-        # The last token is computed in any case: the first answer token stands behind it.
+        # The last token is computed in any case: the first answer token comes after it.
         known = min(_common(place.kept, before), len(before) - 1)
         tells = wishes.prompt_logprobs is not None
         known = 0 if tells else known  # what is not computed has no probability
@@ -233,7 +233,7 @@ class Generation:
         answer.first_at = clock.now()
 
     def _behind(self, place: _Place, tokens: Sequence[int], answer: TextAnswer) -> Candidates | None:
-        """Compute tokens behind those that a place has, chunk by chunk; return the candidates behind the last.
+        """Compute tokens after those that a place has, chunk by chunk; return the candidates after the last.
 
         None where nobody waits for the answer any more.
         """
@@ -296,7 +296,7 @@ class Generation:
         """Make one token of every answer on its way."""
         first, last = active[0].number, active[-1].number
         places = self._places[first : last + 1]
-        # A place between them that nobody uses computes something behind what it keeps, which nobody reads.
+        # A place between them that nobody uses computes something after what it keeps, which nobody reads.
         chunks = [[place.answer.text.tokens[-1] if place.answer else 0] for place in places]
         count = max(place.answer.candidates for place in active if place.answer)
         best = self._pass(places, chunks, chosen=1, count=count)
@@ -385,7 +385,7 @@ class Generation:
     def _measured(self) -> dict[int, float]:
         """Return the seconds of passes over one row and over a few, in the middle of TIMES each.
 
-        They are computed behind the sequence that has most room, and forgotten.
+        They are computed after the sequence that has most room, and forgotten.
         """
         place = min(self._places, key=lambda place: len(place.kept))
         behind = len(place.kept)

@@ -33,7 +33,7 @@ DecoderShare = Share[DecoderPasses]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The likeliest words behind some rows, the likeliest first; of equal ones the lower number.
+    """The likeliest words after some rows, the likeliest first; of equal ones the lower number.
 
     Parameters
     ----------

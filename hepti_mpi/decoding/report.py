@@ -41,7 +41,7 @@ def answer_entry(answer: TextAnswer) -> dict[str, Any]:
 
 
 def speed(answer: TextAnswer) -> float | None:
-    """Return the tokens a second behind the first one; None of an answer that has no other."""
+    """Return the tokens a second after the first one; None of an answer that has no other."""
     tokens = len(answer.text.tokens) - 1
     return tokens / answer.decode_s if tokens and answer.decode_s > 0 else None
 

@@ -106,7 +106,7 @@ class EncoderProgram(Compiled):
         self._run()
 
     def layers(self) -> Iterator[None]:
-        """Compute it layer by layer: yield behind each."""
+        """Compute it layer by layer: yield after each."""
         blocks = iter(self._blocks)
         last = ""
         for name, calls in blocks:
@@ -240,7 +240,7 @@ class StageShare:
     def run(self, x: Array, batch: Batch, group: Group, coding: Coding, backend: Backend, look: Look | None) -> Ran:
         """Carry rows through the stage's layers; return them, and the plan by which they lie.
 
-        A rank that is alone yields behind every layer, so that it can do something else; where others wait for it, it
+        A rank that is alone yields after every layer, so that it can do something else; where others wait for it, it
         does not.
 
         Parameters

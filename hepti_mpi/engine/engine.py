@@ -39,7 +39,7 @@ class LivePlan(Protocol):
         """Do rank 0's part in looks before a layer."""
 
     def ran(self) -> object:
-        """Change the plan, if it should be another, behind a batch that is answered."""
+        """Change the plan, if it should be another, after a batch that is answered."""
 
 
 class PlanSource(Protocol):
@@ -84,7 +84,7 @@ class Engine:
     spec
         The model.
     tensors
-        Those before and behind the layers.
+        Those before and after the layers.
     stack
         Rank 0's.
     group

@@ -203,7 +203,7 @@ class Flow:
     def _depth(self, replica: Replica, rows: int) -> int:
         """Return how many batches of so many rows a replica may have in its hands."""
         stages = len(replica.path.stages)
-        # Of a pipeline those on the wire are in no stage: at most one behind each.
+        # Of a pipeline those on the wire are in no stage: at most one after each.
         held = stages if stages == 1 else 2 * stages
         if not replica.row_s or (replica.leads and stages == 1):
             return held

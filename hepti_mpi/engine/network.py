@@ -332,7 +332,7 @@ class NetworkReplicas:
     def carry(
         self, path: NetworkReplica, batch: Batch, x: Numbers | None, *, exact: bool = False, look: Look | None = None
     ) -> Carrying:
-        """Carry an image [C, H, W], uint8, through a replica; return all outputs, one behind the other."""
+        """Carry an image [C, H, W], uint8, through a replica; return all outputs, one after the other."""
         assert x is not None
         program = path.share.program
         program.image[...] = x

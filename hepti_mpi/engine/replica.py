@@ -1,4 +1,4 @@
-"""A replica's way through the ranks, and where a batch's rows lie before, between and behind its stages."""
+"""A replica's way through the ranks, and where a batch's rows lie before, between and after its stages."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ class Stack:
         """Carry a batch through a replica as far as this rank takes part in it.
 
         Whoever advances it may do so at once, and waits then, or only when what it yields says that something is here.
-        No batch passes a hop before those that came before it. Where this rank is alone in its stage, it yields behind
+        No batch passes a hop before those that came before it. Where this rank is alone in its stage, it yields after
         every layer, too. Arguments as in `run`.
         """
         rank, rows = self._world.rank, batch.rows

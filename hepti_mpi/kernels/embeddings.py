@@ -1,4 +1,4 @@
-"""What stands before and behind the layers, on rank 0: embeddings and heads."""
+"""What stands before and after the layers, on rank 0: embeddings and heads."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def result(spec: ModelSpec, tensors: EndTensors, hidden: Array, *, pair: bool = 
 
 
 def embedding(spec: ModelSpec, tensors: EndTensors, hidden: Array) -> Array:
-    """Return a request's embedding: pooled, behind the dense layers, normalised and cut, as the spec says."""
+    """Return a request's embedding: pooled, after the dense layers, normalised and cut, as the spec says."""
     vector = _dense(spec, tensors, pool(spec.pooling, hidden)).copy()
     if spec.normalize:
         # sentence-transformers' Normalize divides by at least 1e-12.

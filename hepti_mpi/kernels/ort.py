@@ -9,7 +9,7 @@ Attention with 16 heads of 64, one x86 core, ms, numpy / `attend` / `attend_part
 The residual and its normalisation stay numpy's, 0.45 ms for 256 rows of 1024: SkipLayerNormalization takes 1.34.
 
 onnxruntime is imported when the first session is made: it then has a thread of its own, and what a fork server forked
-behind that would wait for the thread at its end, and abort.
+after that would wait for the thread at its end, and abort.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def make_graph(operations: Sequence[Operation], linear: MakeLinear) -> Graph:
     )
 
     graph = SessionGraph(session, width)
-    # A session's first run allocates what it keeps. Behind the tensors of many rows that would leave a hole in the heap
+    # A session's first run allocates what it keeps. After the tensors of many rows that would leave a hole in the heap
     # for every product: of 12 layers of bert-large, 256 rows, 150 MiB in int8 and 60 in float32.
     graph(np.zeros((1, inner), np.float32), residual=np.zeros((1, width), np.float32) if adds else None)
     return graph

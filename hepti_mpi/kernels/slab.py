@@ -440,7 +440,7 @@ class PieceGraph:
 
 
 def _cropped(net: ConvNet, node: Node, reach: Reach) -> tuple[list[int], list[int]]:
-    """Return what a transposed convolution leaves out at each end, and adds behind, to make its box."""
+    """Return what a transposed convolution leaves out at each end, and adds at the far end, to make its box."""
     (needs,) = reach.needs
     pads, more = [], []
     for axis, window in enumerate(windows(node)):

@@ -1,4 +1,4 @@
-"""What ranks tell rank 0 of batches, within them and behind them, put together in order."""
+"""What ranks tell rank 0 of batches, within them and after them, put together in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BatchReports:
     Parameters
     ----------
     ranks
-        How many tell of a batch behind it; within it, those do that have a share.
+        How many tell of a batch after it; within it, those do that have a share.
     """
 
     def __init__(self, ranks: int) -> None:

@@ -75,7 +75,7 @@ class Mover:
         self.holdings = Holdings(stack.plan, source.group.size, spare)
         self._frees: tuple[int, ...] = ()
         self._spare: Plan | None = None
-        self._prepared: dict[int, dict[BlockShare, BlockKernels]] = {}  # of the layers behind those that are adopted
+        self._prepared: dict[int, dict[BlockShare, BlockKernels]] = {}  # of the layers after those that are adopted
         self._adopted = spec.layers
         self._preparation = Preparation(source)
         self.short = False  # whether it waits for layers to be adopted, and their memory

@@ -57,7 +57,7 @@ class Conductor:
         self, spec: ModelSpec, member: Member, replanner: Replanner, acts: bool, say: Callable[[str], object]
     ) -> None:
         self._spec, self._member, self._replanner, self._acts, self._say = spec, member, replanner, acts, say
-        self.show: Callable[[Conductor], object] = lambda _: None  # behind every batch
+        self.show: Callable[[Conductor], object] = lambda _: None  # after every batch
         self._started = clock.now()
         self._ranks = member.group.size
         self._reports = BatchReports(self._ranks)

@@ -21,7 +21,7 @@ from hepti_mpi.live.sums import SumsOrder
 from hepti_mpi.live.within_request import HOLDS
 from solver.plan.plan import Plan
 
-# From one batch to the next: rank 0 listens only behind batches, and hours may pass between two.
+# From one batch to the next: rank 0 listens only after batches, and hours may pass between two.
 MOST_PROBES = 8
 
 

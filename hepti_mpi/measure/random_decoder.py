@@ -90,7 +90,7 @@ class RandomDecoder:
         return block_bytes(self.model, kind, kind.units(Span(0, size)), PRECISIONS[self.precision])
 
     def call(self, part: DecoderPart, size: int, rows: int, behind: int = 0, cache: str = "float32") -> TimedCall:
-        """Return the call of a share on so many rows, of attention behind so many tokens in a cache."""
+        """Return the call of a share on so many rows, of attention after so many tokens in a cache."""
         (join, _), *own = self._run(part, size)
         made = self._computes(part, size, cache)
         inputs: dict[str, Numbers] = {value.name: self._random((1, rows, self.model.hidden)) for value in join.reads}

@@ -46,7 +46,7 @@ def show_network(console: Console, report: Mapping[str, Any], net: ConvNet, plan
         line.append(f", predicted {ms(report['predicted_seconds'])} ms for {report['predicted_for']}")
     if images > 1:
         line.append(f"; {report['requests_per_s']:.2f} images a second")
-        # Which is less than the median says: an image is read before, and its answer written behind.
+        # Which is less than the median says: an image is read before, and its answer written afterwards.
         line.append(" over the whole run, reading and writing included" * (report["predicted_requests_per_s"] is None))
     if report["predicted_requests_per_s"] is not None:
         line.append(f", predicted {report['predicted_requests_per_s']:.2f} for {report['predicted_for']}")

@@ -112,7 +112,7 @@ def predicted_rate(
 ) -> float | None:
     """Return how many requests a second were predicted of one pass over the input; None where nothing is known.
 
-    The first batch takes what a batch alone takes; behind it results come as fast as batches that never run out. Both
+    The first batch takes what a batch alone takes; after it results come as fast as batches that never run out. Both
     are of the mean rows: seconds grow about linearly with these, so that the sum is that of the batches as they are.
 
     Parameters

@@ -68,7 +68,7 @@ class Frame:
 
 
 def below(folder: Path, path: str) -> Path:
-    """Return where a path that begins in a folder leads, behind all links.
+    """Return where a path that begins in a folder leads, with all links followed.
 
     Raises
     ------

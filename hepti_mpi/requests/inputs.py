@@ -293,7 +293,7 @@ class Reader:
 
 
 def images_in(folder: Path) -> list[tuple[str, Path]]:
-    """Return all images in a folder and below it, each behind its path in the folder.
+    """Return all images in a folder and below it, each after its path in the folder.
 
     Raises
     ------

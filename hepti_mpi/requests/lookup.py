@@ -44,7 +44,7 @@ class History:
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Add tokens behind."""
+        """Add tokens at the end."""
         known = self.tokens
         for token in tokens:
             # Runs that end at the token before: the last run of all is no earlier occurrence of itself.
@@ -119,7 +119,7 @@ class Lookup:
         self._seconds: Sequence[float] = curve.tolist()
 
     def propose(self, history: History) -> Proposal:
-        """Propose tokens behind a sequence, or none."""
+        """Propose tokens after a sequence, or none."""
         found = history.propose(len(self._seconds) - 1)
         if not found.tokens:
             return found

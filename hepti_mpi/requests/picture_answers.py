@@ -20,7 +20,7 @@ from solver.model.convnet import ConvNet
 from solver.model.operators import VERBATIM
 
 LABELS = 5  # are told of an image
-# Nodes behind which scores are probabilities already, and those that leave numbers as they are.
+# Nodes after which scores are probabilities already, and those that leave numbers as they are.
 SCORING = ("Softmax", "Sigmoid")
 RESHAPING = ("Flatten", "Reshape", "Squeeze", "Unsqueeze", "Identity", "Dropout")
 # As darknet has them: the least score of a box, and how much one may overlap a better one of its class, of their union.

@@ -40,7 +40,7 @@ class Wishes:
     ending, sampling
         What ends the answer, and how its tokens are chosen.
     said
-        Tokens of the answer that were made before, by ranks that are gone since: it goes on behind them.
+        Tokens of the answer that were made before, by ranks that are gone since: it goes on after them.
     logprobs
         How many of the likeliest tokens are told with every token, and its own logarithm of probability; None: nothing.
     prompt_logprobs
@@ -48,7 +48,7 @@ class Wishes:
     stream
         Whether every token is told as it comes.
     grammar
-        Of answers that are JSON: which tokens may come behind those said. It is one answer's, and goes on with it.
+        Of answers that are JSON: which tokens may come after those said. It is one answer's, and goes on with it.
 
     Raises
     ------
@@ -221,10 +221,10 @@ class PromptReader:
         )  # fmt: skip
 
     def _check_room(self, prompt: int, tokens: int) -> None:
-        """Refuse more tokens than there is room for behind a prompt: one asked for them."""
+        """Refuse more tokens than there is room for after a prompt: one asked for them."""
         if prompt + tokens > self._context:
             raise HeptiError(
-                f"max_tokens is {tokens}, the context of {self._context} has room for {self._context - prompt} behind "
+                f"max_tokens is {tokens}, the context of {self._context} has room for {self._context - prompt} after "
                 f"the prompt's {prompt}: ask for fewer, or give a longer --context"
             )
 

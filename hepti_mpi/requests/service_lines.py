@@ -77,7 +77,7 @@ class ServiceLines:
         self._error: BaseException | None = None
 
     def of(self, lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Yield the requests among lines, and their numbers, from 1 on; what `lines` raises is raised behind them."""
+        """Yield the requests among lines, and their numbers, from 1 on; what `lines` raises is raised after them."""
         # A daemon, since a program that ends early does not wait for the next line of standard input.
         Thread(target=self._read, args=(lines,), daemon=True).start()
         while (taken := self._next()) is not None:

@@ -56,10 +56,10 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What everybody is asked: equally long prompts, the first of which warms up, and so many tokens behind each.
+    """What everybody is asked: equally long prompts, the first of which warms up, and so many tokens after each.
 
     Prompts are letters for distributed-llama, and end with id 0, which it takes for the last one of any prompt: it
-    reads one place behind (src/dllama.cpp, `token = inputTokens[pos + 1]`, at 8d624a7).
+    reads one place beyond (src/dllama.cpp, `token = inputTokens[pos + 1]`, at 8d624a7).
     """
 
     prompts: tuple[tuple[int, ...], ...]

@@ -118,7 +118,7 @@ def bench_limits(
     keep: Keep,
     stages: Callable[[str], AbstractContextManager[Under]] = lab_under,
 ) -> Report:
-    """Measure the parts that are not there yet; `keep` gets the report so far behind every one."""
+    """Measure the parts that are not there yet; `keep` gets the report so far after every one."""
     report: Report = {"suite": "limits", **{name: getattr(options, name) for name in OPTIONS}, "parts": {}}
     report["parts"] |= _before(options)
     for cluster in dict.fromkeys(part.cluster for part in parts):

@@ -93,7 +93,7 @@ def bench_edgeld(
     keep: Callable[[dict[str, Any]], None],
     stages: Stages | None = None,
 ) -> dict[str, Any]:
-    """Compare the systems at every point; `keep` gets what there is behind each, as `bench_paper`."""
+    """Compare the systems at every point; `keep` gets what there is after each, as `bench_paper`."""
     found: dict[str, Any] = {"results": [], "absent": []}
     with (stages or lab_under)(BOARDS) as under:
         for number, point in enumerate(edgeld_points()):

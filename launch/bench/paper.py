@@ -107,7 +107,7 @@ def bench_paper(
     """Compare systems at every point and return the report; a point at which nobody comes through is in it, too.
 
     `beside` are the models with decoupled layers, as in `compare`. A point takes minutes: `keep` gets the report so far
-    behind every one. `stages` opens a cluster and yields what sets its limits for a point, and a host's
+    after every one. `stages` opens a cluster and yields what sets its limits for a point, and a host's
     memory; None: as much as its file says.
     """
     results: list[dict[str, Any]] = []

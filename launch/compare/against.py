@@ -93,7 +93,7 @@ class OtherPlanner:
 def twice(
     entrants: Sequence[Entrant], absent: Sequence[Absent], other: OtherPlanner
 ) -> tuple[list[Entrant], list[Absent]]:
-    """Return every system of this version, and behind each the same of the other; and those that have no plan."""
+    """Return every system of this version, and after each the same of the other; and those that have no plan."""
     found: list[Entrant] = []
     missing = [replace(who, entry=replace(who.entry, version=THIS)) for who in absent]
     mine = {who.entry: replace(who, entry=replace(who.entry, version=THIS), checkout=HERE) for who in entrants}

@@ -66,7 +66,7 @@ def compare(
     """Run a contest on a stage and return the report; plans, logs and the last round's traces stay in `folder`.
 
     `beside` is the model with decoupled layers, for the system that plans no other. A round takes minutes: `keep` gets
-    the report so far behind every one.
+    the report so far after every one.
 
     Raises
     ------

@@ -36,7 +36,7 @@ class Kernels:
 class RowName:
     """What a row is called: a planner's name or `single:DEVICE`, its kernels, its wire ("" where nothing is sent).
 
-    Where it runs another model than the others, that model stands behind the planner's name, and in `model`. Where two
+    Where it runs another model than the others, that model stands after the planner's name, and in `model`. Where two
     checkouts take part, `version` says whose code it is.
     """
 

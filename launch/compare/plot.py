@@ -15,7 +15,7 @@ from solver.show.pictures import PALETTE, in_ms, new_figure, save_figure
 from solver.systems.named import ALONE
 
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")  # one a colour, for who sees them as grey
-ROOM = 1.12  # times the longest whisker: for the number behind it
+ROOM = 1.12  # times the longest whisker: for the number after it
 LABEL = {"textcoords": "offset points", "va": "center", "fontsize": 8}
 BOUND = {"color": "black", "linewidth": 2}
 MOST_NUMBERS = 20  # of layers, side by side above a timeline

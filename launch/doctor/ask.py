@@ -20,10 +20,10 @@ CONNECT_S = 5
 ANSWER_S = 60.0
 # The host's own limit for a trial of onnxruntime is 120 s.
 TRIAL_S = 150.0
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}")  # behind it -- and a host
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}")  # after it -- and a host
 # What ssh itself exits with when it does not get through.
 SSH_FAILED = 255
-# Begins our output, behind whatever the host's .bashrc says.
+# Begins our output, after whatever the host's .bashrc says.
 MARK = "hepti-doctor"
 PROBE = Path(__file__).with_name("probe.py")
 

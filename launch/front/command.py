@@ -24,7 +24,7 @@ class FrontCommand:
     Parameters
     ----------
     words
-        Behind `python -m`.
+        After `python -m`.
     on_hosts
         Whether mpirun starts it, on hosts.
     """
@@ -134,7 +134,7 @@ def _run(arguments: Sequence[str]) -> int:
     command = COMMANDS[name]
     # A file of the folder that it is typed in is not to be taken for one of our packages (-P).
     module = [sys.executable, "-P", "-m", *command.words]
-    # A module whose own command has this name says it behind the program's.
+    # A module whose own command has this name says it after the program's.
     called = "hepti" if command.words[-1] == name and not command.on_hosts else f"hepti {name}"
     if not command.on_hosts:
         shell.become([*module, *words], {CALLED: called})

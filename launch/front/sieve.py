@@ -53,7 +53,7 @@ class Sieve:
     def end(self) -> None:
         """Take note that nothing more comes."""
         for stream, rest in self._rest.items():
-            if rest.strip(b" \0"):  # behind the last line of a job that it ends, mpirun writes one of these
+            if rest.strip(b" \0"):  # after the last line of a job that it ends, mpirun writes one of these
                 self._take_line(stream, rest)
         for line in self._held:
             self._aside(line)

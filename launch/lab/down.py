@@ -114,7 +114,7 @@ def _remove_group(group: Path) -> None:
         try:
             if share.exists():
                 # The kernel counts a removed group's share of the real-time class for some milliseconds more: without
-                # this, 298 of 300 labs that came up behind another were refused theirs.
+                # this, 298 of 300 labs that came up after another were refused theirs.
                 share.write_text("0")
             group.rmdir()
         except FileNotFoundError:

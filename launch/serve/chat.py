@@ -216,7 +216,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     def _most_tokens(self, body: Fields) -> tuple[str, int | None]:
-        """Return the most tokens that the answer may have, behind their field; None: as many as there is room for."""
+        """Return the most tokens that the answer may have, after their field; None: as many as there is room for."""
 
     @abstractmethod
     def _logprobs(self, body: Fields) -> int | None:

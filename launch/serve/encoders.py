@@ -271,7 +271,7 @@ def _documents(given: Any, name: str) -> list[str]:
 
 
 def images_in(body: Fields) -> list[bytes]:
-    """Return the images of a JSON body: base64, alone or behind `data:image/…;base64,`.
+    """Return the images of a JSON body: base64, alone or after `data:image/…;base64,`.
 
     Raises
     ------

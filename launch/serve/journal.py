@@ -1,7 +1,7 @@
 """The open requests of one model: what waits, what the ranks have, and what its client has been told.
 
 A request that the ranks had when they were lost is sent again, with the tokens that were told: the answer goes on
-behind them. Nothing here knows HTTP or processes; everything runs in one event loop.
+after them. Nothing here knows HTTP or processes; everything runs in one event loop.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class OpenRequest:
         self._ended(self)
 
     def tell(self, line: Mapping[str, Any], *, last: bool) -> None:
-        """Give the client a line, behind those before it."""
+        """Give the client a line, after those before it."""
         if self.first_at is None:
             self.first_at = time.monotonic()
         if "token" in line:

@@ -103,7 +103,7 @@ class Metrics:
         self._made.labels(model).inc()
 
     def next(self, model: str, seconds: float) -> None:
-        """Count another token, so many seconds behind the one before."""
+        """Count another token, so many seconds after the one before."""
         self._between.labels(model).observe(seconds)
         self._made.labels(model).inc()
 
@@ -145,7 +145,7 @@ class _OfState:
 def _of_models(models: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     models = tuple(models)
     ready = GaugeMetricFamily("hepti_model_ready", "Whether requests are answered now", labels=MODEL)
-    again = "How often the ranks were started again, behind a loss, a refusal, or with boards that are back"
+    again = "How often the ranks were started again, after a loss, a refusal, or with boards that are back"
     restarts = CounterMetricFamily("hepti_restarts", again, labels=MODEL)
     replans = CounterMetricFamily("hepti_replans", "How often the plan changed while ranks ran", labels=MODEL)
     for model in models:

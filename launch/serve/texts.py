@@ -158,7 +158,7 @@ class LanguageTexts:
         return "".join(map(stream.step, tokens)) + stream.rest()
 
     def stream(self, before: Sequence[int]) -> TextStream:
-        """Return what makes text of ids behind others."""
+        """Return what makes text of ids after others."""
         assert self._tokenizer is not None
         return self._tokenizer.stream(before)
 

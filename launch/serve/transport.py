@@ -233,12 +233,12 @@ class EventStream(Response):
     """Server-sent events, until there are no more or the client is gone.
 
     The status is 200 from the first event on, or from the first sign of life: what fails before is an ordinary error,
-    what fails behind it is an event.
+    what fails after it is an event.
 
     Parameters
     ----------
     events
-        What stands behind each `data:`; closed at the end, however that comes.
+        What follows each `data:`; closed at the end, however that comes.
     ping_s
         Seconds of silence after which a comment is sent.
     """

@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def answer(model: Any, prompt: list[int], tokens: int) -> dict[str, Any]:
-    """Return the ids behind a prompt, and the seconds that they took."""
+    """Return the ids after a prompt, and the seconds that they took."""
     started = clock.now()
     chosen = model.generate(prompt, temp=0.0)
     first = next(chosen)

@@ -1,4 +1,4 @@
-"""Hostfiles as Open MPI reads them: one host a line, `slots=` behind it, `#` before a comment."""
+"""Hostfiles as Open MPI reads them: one host a line, `slots=` after it, `#` before a comment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from solver.base.errors import HeptiError, explained
 from solver.base.phrases import did_you_mean
 
-# What may stand behind a host, as Open MPI 5 spells it; what is a number of ranks comes first.
+# What may follow a host, as Open MPI 5 spells it; what is a number of ranks comes first.
 _SLOTS = ("slots", "count", "cpu")
 _USUAL = ("slots", "max_slots", "port", "username")
 _KEYS = (
@@ -105,7 +105,7 @@ def _entry(words: Sequence[str], where: str) -> HostfileEntry:
         key, equals, value = word.partition("=")
         if not equals or key not in _KEYS:
             keys = [f"{known}=" for known in _USUAL]
-            raise HeptiError(f"{where}: {word!r} behind {host!r} is not known{did_you_mean(key, keys)}")
+            raise HeptiError(f"{where}: {word!r} after {host!r} is not known{did_you_mean(key, keys)}")
         if key in _SLOTS:
             if not value.isdecimal() or int(value) < 1:
                 raise HeptiError(f"{where}: {key}={value!r} is not a whole number above 0")

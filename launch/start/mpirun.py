@@ -13,7 +13,7 @@ from launch.base.shell import Command
 from solver.base.environment import install
 from solver.base.errors import HeptiError
 
-# 1 MiB each way at 240 Mbps behind 41 ms of compute waits 35 ms with the defaults (rendezvous above 64 KiB: nothing
+# 1 MiB each way at 240 Mbps after 41 ms of compute waits 35 ms with the defaults (rendezvous above 64 KiB: nothing
 # moves while the program computes) and 0.3 ms with these: everything goes to the kernel at once.
 SOCKET_BUFFER = 4 * 2**20
 EXCHANGE_SETTINGS = {

@@ -1,7 +1,7 @@
 """`bench day`: many short requests, many clients at once, and a re-plan a minute; what grows, and who waits longest.
 
 A host's CPU goes down and up again in turn, every time of which the encoder's plan follows. Memory is compared between
-the first and the last quarter of the samples that lie behind the warm-up, in which every plan has been seen.
+the first and the last quarter of the samples that lie after the warm-up, in which every plan has been seen.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _latency(times: Sequence[float]) -> Report:
 
 
 def _grown(name: str, samples: Sequence[Sample], idle: Sample | None, after: Sample | None) -> Report:
-    """Return how memory has changed behind the warm-up, and descriptors between two idle moments."""
+    """Return how memory has changed after the warm-up, and descriptors between two idle moments."""
     warm = [one.resident_bytes for one in samples[int(WARM * len(samples)) :]]
     quarter = max(1, len(warm) // 4)
     if not warm or idle is None or after is None:

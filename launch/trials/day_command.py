@@ -79,7 +79,7 @@ def print_tables(report: Report) -> None:
         ]
         for found in report["processes"]
     ]
-    title = f"memory behind the warm-up; {report['left']} processes left"
+    title = f"memory after the warm-up; {report['left']} processes left"
     show(title, ["process", "number", "MiB", "at the end", "grown", "descriptors"], rows)
     for line in report["lost"][:10]:
         tell(line)

@@ -37,7 +37,7 @@ def bench_faults(
     seed
         Of the moments, boards and ranks.
     keep
-        Gets the report behind every fault.
+        Gets the report after every fault.
     before
         The report of a run that did not come to its end: what it has is not done again.
     """
@@ -94,7 +94,7 @@ def _heard_again(heard: Heard) -> float:
 def _report(
     bench: Bench, heard: Heard, happened: Sequence[Table], expected: Mapping[int, HeardNumbers], before: Report | None
 ) -> Report:
-    """Return what is heard so far, behind what a run before this one has."""
+    """Return what is heard so far, after what a run before this one has."""
     answers, errors = list(heard.answers), list(heard.errors)
     times = {model: list(moments) for model, moments in heard.at.items()}
     first = min(moments[0] for moments in times.values())

@@ -21,7 +21,7 @@ TOKENS = 24  # of an answer
 MOST_TOKENS = 60  # of a prompt or a text
 EXAMPLE = f"""\
 example, as root, for a quarter of an hour:
-  hepti bench faults --out results     # goes on behind the faults that it has
+  hepti bench faults --out results     # goes on after the faults that it has
 {CLOCK!r} sets the clock of this machine, for all programs on it, for ten
 seconds: only where it is asked for.
 """
@@ -65,7 +65,7 @@ def _before(out: Path | None, settings: Report) -> Report | None:
 
 
 def print_tables(report: Report) -> None:
-    """Print what came of the requests, and how long nothing came behind every sort of fault."""
+    """Print what came of the requests, and how long nothing came after every sort of fault."""
     rows = [
         [name, str(count), f"{median:.1f}", f"{worst:.1f}"] for name, count, median, worst in seconds_by_fault(report)
     ]
@@ -80,11 +80,11 @@ def print_tables(report: Report) -> None:
 
 
 def draw_picture(report: Report, _: Path, out: Path) -> None:
-    """Draw the tokens and embeddings of every second, and how long nothing came behind every fault."""
+    """Draw the tokens and embeddings of every second, and how long nothing came after every fault."""
     curves = [PlottedCurve(name, range(len(counts)), counts) for name, counts in report["a_second"].items()]
     title = f"{report['lab']}: a service while {len(report['faults'])} things fail, one after the other"
     silent = [ShadedSpan(entry["fault"], entry["at"], entry["at"] + entry["silent_s"]) for entry in report["faults"]]
-    title += "\ngrey: as long as the longest silence behind each"
+    title += "\ngrey: as long as the longest silence after each"
     draw(title, [("", "s", curves)], "tokens, embeddings a second", out / "faults.png", silent)
 
 

@@ -13,12 +13,12 @@ second at least, and each is answered by a heartbeat at once, which echoes `n`:
 
 With PYTHON, that of the ranks, and how many RANKS run at once on the board for one model, it keeps a fork server there
 (`hepti_mpi/fork_server.py`), whose name is SERVICE: a rank that this one forks is known by its client. It is there yet
-for the next agent of the same service, but behind an order that was the last.
+for the next agent of the same service, except after an order that was the last.
 
 When the service is gone (end of input) or silent, the agent kills what the service left on the board, and ends.
 """
 
-# What is imported here counts: on one x86 core json, signal and socket take 10 ms of CPU behind Python's 7, and
+# What is imported here counts: on one x86 core json, signal and socket take 10 ms of CPU after Python's 7, and
 # pathlib, tempfile, shutil, glob and typing would take 12 more.
 # ruff: noqa: PTH102, PTH105, PTH107, PTH110, PTH112, PTH115, PTH118, PTH120, PTH123, PTH208
 

@@ -75,7 +75,7 @@ class WatchedBoard:
 
     @property
     def suspected_s(self) -> float:
-        """Seconds of silence behind which it may be lost."""
+        """Seconds of silence after which it may be lost."""
         return min(max(self._timing.suspect_s, self.gaps.late_s), self._timing.silence_s)
 
     @property

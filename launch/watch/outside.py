@@ -10,7 +10,7 @@ from launch.base.shell import Command
 from launch.lab.lab import SUBNET, Lab
 from launch.lab.limits import Cgroups
 
-ADDRESS = f"{SUBNET}.254"  # behind the last host's
+ADDRESS = f"{SUBNET}.254"  # after the last host's
 GROUP = "outside"
 
 

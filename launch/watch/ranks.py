@@ -75,7 +75,7 @@ class RankJob:
     async def lines(self) -> AsyncIterator[dict[str, Any]]:
         """Yield what rank 0 says until it says no more; what is no JSON object goes to the log."""
         assert self._process.stdout is not None
-        with suppress(ValueError):  # a line longer than any answer: nothing behind it can be read
+        with suppress(ValueError):  # a line longer than any answer: nothing after it can be read
             while line := await self._process.stdout.readline():
                 try:
                     found = json.loads(line)

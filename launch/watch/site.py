@@ -20,7 +20,7 @@ from launch.watch.agent import MARK
 AGENT = Path(__file__).with_name("agent.py")
 # The agent needs the standard library alone: to look for packages may take more than all else that it does.
 BARE = ("-I", "-S")
-# Reads its program from standard input, as long as it is told, and leaves there what comes behind it.
+# Reads its program from standard input, as long as it is told, and leaves there what comes after it.
 BOOT = "import os\ns=b''\nwhile len(s)<{0}:\n c=os.read(0,{0}-len(s))\n if not c:raise SystemExit\n s+=c\nexec(s)"
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=3")
 

@@ -108,5 +108,5 @@ class Gaps:
 
     @property
     def late_s(self) -> float:
-        """Seconds of silence behind which the next one is late."""
+        """Seconds of silence after which the next one is late."""
         return self.mean_s + SPREADS * self.spread_s

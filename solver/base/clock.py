@@ -34,5 +34,5 @@ def sleep(seconds: float) -> None:
 
 
 def at_scale(scale: float = SCALE) -> str:
-    """Return what stands behind a lab's name, or before its seconds, where they are not the clock's."""
+    """Return what follows a lab's name, or stands before its seconds, where they are not the clock's."""
     return f" at scale {scale:g}" if scale != 1 else ""

@@ -35,7 +35,7 @@ def explained(problem: str, errors: type[Exception] | tuple[type[Exception], ...
     try:
         yield
     except errors as error:
-        # Python puts a number before the system's words and the file behind, and quotes around those of a KeyError.
+        # Python puts a number before the system's words and the file after them, and quotes around those of a KeyError.
         reason = getattr(error, "strerror", None) or (error.args[0] if isinstance(error, KeyError) else error)
         reason = no_text(error) if isinstance(error, UnicodeDecodeError) else reason
         reason = "it has half of a surrogate pair" if isinstance(error, UnicodeEncodeError) else reason

@@ -25,7 +25,7 @@ _whole: list[None] = []  # one for every step that is not interrupted
 
 @contextmanager
 def whole() -> Iterator[None]:
-    """Interrupt a short step behind it, not within: a program that is half started is known to nobody."""
+    """Interrupt a short step after it, not within: a program that is half started is known to nobody."""
     _whole.append(None)
     try:
         yield
@@ -52,7 +52,7 @@ def handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[Non
 def run(program: str, load: Callable[[], Main], *, silent: bool = False) -> NoReturn:
     """Run a program on the command line, and exit with its code; it is interrupted by Ctrl-C, SIGTERM and SIGHUP.
 
-    It then exits with 128 + the signal's number, behind its `finally` clauses, and says so in one line. Signals that
+    It then exits with 128 + the signal's number, after its `finally` clauses, and says so in one line. Signals that
     are ignored, as Ctrl-C in what a shell runs in the background, stay so.
 
     Parameters

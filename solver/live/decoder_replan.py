@@ -1,7 +1,7 @@
 """A language model's plan follows its devices between tokens: other heads, columns and words, and caches that move.
 
-Tokens take longer as the context grows, of smollm2-135m on one board half as long again behind 1000; that is no device
-that has slowed. The price knows of it: what a token took is measured beside that of one behind so many.
+Tokens take longer as the context grows, of smollm2-135m on one board half as long again after 1000; that is no device
+that has slowed. The price knows of it: what a token took is measured beside that of one after so many.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TokenFollower(DeviceFollower[DecoderPlan]):
         Runs what takes long: `solver.live.planning.PlanningProcess`. Tokens are made meanwhile.
     """
 
-    # The first ones behind a prompt come from boards that have rested: in a lab all seemed 1.5 times as slow after 5.
+    # The first ones after a prompt come from boards that have rested: in a lab all seemed 1.5 times as slow after 5.
     first = 20
     # A board at half of its speed makes a token of a small model on four 1.25 times as long; in the lab of 2 ms tokens
     # vary by 3 to 10 %, where others share the machine by half.

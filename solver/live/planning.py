@@ -41,7 +41,7 @@ def solved_again(spec: ModelSpec, cluster: Cluster, rows: int, before: Solution 
 class PlanningProcess(Executor):
     """Runs functions in one other process, one after the other, which ends with this one, whatever ends it.
 
-    A pipe is all that is between them: of the semaphores of `ProcessPoolExecutor` five files in /dev/shm stayed behind
+    A pipe is all that is between them: of the semaphores of `ProcessPoolExecutor` five files in /dev/shm stayed after
     every rank 0 that was killed.
 
     Attributes

@@ -169,7 +169,7 @@ class Replanner:
         self._told, self._again_at = now, 0
         at_once = holds_all(self._spec, now, self.plan.rows) & ~others_could
         at_work = np.isin(np.arange(at_once.size), self._active())
-        if not (now_only and (at_once & ~at_work).any()):  # else there is more to decide behind the request
+        if not (now_only and (at_once & ~at_work).any()):  # else there is more to decide after the request
             self._solved = factors
         if now_only:
             at_once &= at_work

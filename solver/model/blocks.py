@@ -134,7 +134,7 @@ class BlockKind:
         return 0
 
     def recalled(self, units: Mapping[str, int], rows: int, behind: int) -> float:
-        """Return how many columns rows see in all of what is kept, behind so many others."""
+        """Return how many columns rows see in all of what is kept, after so many others."""
         return 0.0
 
     def tensors(self, name: str, stream: Residual) -> dict[str, PartTensor]:

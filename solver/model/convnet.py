@@ -1,6 +1,6 @@
 """`ConvNet`: a convolutional network as a graph of nodes, everything about it but its numbers.
 
-A value is what a node computes of one image: [C, H, W], a vector [C], or of any other shape behind the part of the
+A value is what a node computes of one image: [C, H, W], a vector [C], or of any other shape after the part of the
 graph that can be cut. A *box* is the part of a value that a rank has, needs or computes: channels, rows and columns.
 Which box of its inputs a node needs for a box of its output says `solver.model.operators`.
 """
@@ -235,7 +235,7 @@ class ConvNet:
 
     @cached_property
     def last_use(self) -> Mapping[str, int]:
-        """The number of the last node that needs a value; that of an output is behind all."""
+        """The number of the last node that needs a value; that of an output comes after all."""
         found = {self.input: -1}
         for number, node in enumerate(self.nodes):
             found[node.output] = number
@@ -244,14 +244,14 @@ class ConvNet:
 
     @cached_property
     def first_use(self) -> Mapping[str, int]:
-        """The number of the first node that needs a value; behind all where only the result does."""
+        """The number of the first node that needs a value; after all where only the result does."""
         found = dict.fromkeys(self.made_by, len(self.nodes))
         for number in range(len(self.nodes) - 1, -1, -1):
             found |= dict.fromkeys(self.values_of(self.nodes[number]), number)
         return found
 
     def live(self, at: int) -> tuple[str, ...]:
-        """Return the values that are there before node number `at`, and needed by it or behind it."""
+        """Return the values that are there before node number `at`, and needed by it or after it."""
         return self._live[at]
 
     @cached_property

@@ -153,7 +153,7 @@ def needs_beside(node: Node) -> bool:
 def levels(net: ConvNet) -> list[int]:
     """Return for every node how many nodes on the longest way to it need rows of others, itself counted.
 
-    Nodes of a level exchange nothing with each other. A global pool counts for those behind it: ranks pool their rows.
+    Nodes of a level exchange nothing with each other. A global pool counts for those after it: ranks pool their rows.
     """
     return _counted(net, lambda node: needs_beside(node) and node.op not in GLOBAL_POOLS)
 

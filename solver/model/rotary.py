@@ -106,7 +106,7 @@ def _longrope(plain: Array, settings: Settings, theta: float, positions: int) ->
 
 _KINDS: Mapping[str, Callable[[Array, Settings, float, int], tuple[Array, float]]] = {
     "default": _default,
-    "dynamic": _default,  # which scales what lies behind the longest context only
+    "dynamic": _default,  # which scales what lies beyond the longest context only
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

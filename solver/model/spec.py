@@ -54,7 +54,7 @@ class TextInput:
     max_rows: int  # texts are cut to this many rows; at most `positions`
     token_types: int = 0  # 0: the model has no token-type embedding
     bos_rows: int = 1  # special tokens in front of a text, [CLS]
-    eos_rows: int = 1  # and behind it, [SEP]
+    eos_rows: int = 1  # and after it, [SEP]
     pair_types: bool = True  # of two texts at once the tokenizer's token types are read; else type 0 all the way
     word_width: int = 0  # of an embedding, from which a product makes the stream (ELECTRA); 0: it is as wide as that
     prompt: str = ""  # stands before every text
@@ -100,7 +100,7 @@ class ImageInput:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Layers that are alike, one behind the other.
+    """Layers that are alike, one after the other.
 
     Parameters
     ----------
@@ -125,19 +125,19 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Everything about a model but its numbers: runs of alike layers, and what stands before and behind them."""
+    """Everything about a model but its numbers: runs of alike layers, and what stands before and after them."""
 
     name: str
     hidden: int  # H, of the stream
     runs: tuple[Run, ...]
     input: TextInput | ImageInput
-    norm_eps: float = 1e-12  # of the norms before and behind the layers
+    norm_eps: float = 1e-12  # of the norms before and after the layers
     embedding_norm: bool = True  # after the embeddings
     final_norm: bool = False  # after the last layer
     pooling: str = "cls"  # which vector of a request the head reads; several side by side: "cls+max"
-    dense: str = ""  # activation of the dense layer behind the pooling; "": there is none
+    dense: str = ""  # activation of the dense layer after the pooling; "": there is none
     dense_width: int = 0  # its outputs, where there is one
-    more_dense: tuple[str, ...] = ()  # activations of further dense layers, one behind the other
+    more_dense: tuple[str, ...] = ()  # activations of further dense layers, one after the other
     more_widths: tuple[int, ...] = ()  # their outputs
     normalize: bool = False  # embeddings of length one
     first_columns: int = 0  # of an embedding that are kept, after it is normalised; 0: all
@@ -223,7 +223,7 @@ class ModelSpec:
 
     @property
     def groups(self) -> int:
-        """Groups of decoupled layers with one original layer behind them, N_b; 0: no layer is decoupled."""
+        """Groups of decoupled layers with one original layer after them, N_b; 0: no layer is decoupled."""
         return sum(run.layers for run in self.runs if run.parts == 1) if self.sub_blocks else 0
 
     @property

@@ -1,7 +1,7 @@
 """The four sub-layers of a layer, as PipeEdge cuts it (arXiv 2110.14895): where a stage may begin and end.
 
 =  ==============================================  =====================================
-   what it computes                                what lies behind it
+   what it computes                                what lies after it
 =  ==============================================  =====================================
 0  (norm,) Q, K, V, scores and context             context and residual, H and H a row
 1  output product, residual(, norm)                the stream, H
@@ -9,7 +9,7 @@
 3  down, residual(, norm)                          the stream, H
 =  ==============================================  =====================================
 
-Within a block, behind 0 or 2, only what is cut by rows can be cut: context and inner columns of other cuts lie by heads
+Within a block, after 0 or 2, only what is cut by rows can be cut: context and inner columns of other cuts lie by heads
 and columns, and the residual by rows.
 """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """So many rows to compute, `new`, behind so many of which blocks have kept what they need, `before`.
+    """So many rows to compute, `new`, after so many of which blocks have kept what they need, `before`.
 
     An encoder keeps nothing: all of its rows are new.
     """

@@ -32,7 +32,7 @@ class BlockShare:
     grid
         Whether the first product is a summand, without bias and activation.
     slices
-        The weights; their names begin behind the layer's, or the sub-block's.
+        The weights; their names begin after the layer's, or the sub-block's.
     sub_block
         Which one of a decoupled layer; None: the layer is an original one.
     """

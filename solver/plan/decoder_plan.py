@@ -85,7 +85,7 @@ class DecoderPrediction:
     Parameters
     ----------
     token_s
-        Of a token behind `behind` others; of several sequences, of one of each in a pass.
+        Of a token after `behind` others; of several sequences, of one of each in a pass.
     first_s
         From a prompt of `prompt` tokens to the first answer token.
     compute_s, exchange_s

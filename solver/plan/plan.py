@@ -181,7 +181,7 @@ class BlockPlan:
         """Return the ranks of a rank's column of the grid; cut `grid` only.
 
         A grid of X by Y has rank j X + i in row i and column j: one span of columns a row, and the ranks of a column
-        one behind the other, whose heads or F columns together are those of its tiles.
+        one after the other, whose heads or F columns together are those of its tiles.
         """
         assert self.columns is not None
         first = rank - rank % len(self.columns)
@@ -390,7 +390,7 @@ class Plan:
     Parameters
     ----------
     stages
-        In the order of their layers, one behind the other; where layer 0 comes again, another replica begins. A device
+        In the order of their layers, one after the other; where layer 0 comes again, another replica begins. A device
         is in one stage at most.
     model_name, model_fingerprint
         What it is for; no fingerprint where a person wrote the plan.

@@ -1,6 +1,6 @@
 """`SegmentPlan`: how a convolutional network is split, segment by segment.
 
-A segment is a run of nodes that every rank computes without hearing of the others. Behind it every value that is still
+A segment is a run of nodes that every rank computes without hearing of the others. After it every value that is still
 needed lies in boxes, one a rank; or, where nodes add up over what ranks have a part of (a global pool over rows, a
 convolution over input channels), every rank has a summand of all of it. What a rank needs for the next segment, its own
 rows' receptive field, may be in others' boxes: that is what ranks exchange.
@@ -11,7 +11,7 @@ rows' receptive field, may be in others' boxes: that is what ranks exchange.
     tiles      every rank some tiles of a grid of rows and columns, one after the other
 
 Tiles are DeepThings' fused tile partitioning (Zhao, Barijough, Gerstlauer, TCAD 2018, section IV): rank 0 has all
-before and behind the segment, hands out what a tile needs, overlaps included, and puts together what comes back. With
+before and after the segment, hands out what a tile needs, overlaps included, and puts together what comes back. With
 reuse (section IV-C) those on white squares of a checkerboard wait for their up to four neighbours, on black ones, and
 take from them, by way of rank 0, what these have computed of the values within the segment (`Strip`).
 

@@ -67,7 +67,7 @@ def kinds_to_try(s: Setting) -> tuple[LayerKind, ...]:
 
 
 def first_drafts(s: Setting, kinds: Sequence[LayerKind], terms: Terms) -> list[Draft]:
-    """Return the best first shares of every kind; behind them those of several devices, where one alone is best."""
+    """Return the best first shares of every kind; after them those of several devices, where one alone is best."""
     found = _drafts(s, kinds, terms)
     together = [draft for draft in found if np.count_nonzero(taking(draft.units)) > 1]
     return list(dict.fromkeys(one_of_each_kind(found) + one_of_each_kind(together)))

@@ -1,6 +1,6 @@
 """The planner: candidate layers, the program of shares, the integer program's mix of layers, and the plan.
 
-What a layer costs is its part of a whole request, with what stands before the first layer and behind the last. For
+What a layer costs is its part of a whole request, with what stands before the first layer and after the last. For
 plenty of memory one layer is the plan, in every layer: of the kinds that tables count nearly as fast as the fastest,
 programs decide the shares by the clocks of ranks, and the best are polished; with the tiles and routes that are best.
 Where the fastest layer does not fit, the integer program's prices of memory ask for layers that need less of what is

@@ -231,7 +231,7 @@ def largest_other(values: Floats) -> Floats:
 def _ring(blocks: Floats, tiles: Floats, receivers: Mask, copies: Floats) -> tuple[Floats, Floats, Between]:
     """Return the bytes and messages that leave every device when each receiver passes on to the next.
 
-    A receiver passes on every block but those that end with it: of the devices behind it, up to the next receiver.
+    A receiver passes on every block but those that end with it: of the devices after it, up to the next receiver.
     """
     devices = blocks.shape[-1]
     place = np.maximum.accumulate(np.where(receivers, np.arange(devices), -1), axis=-1)

@@ -138,7 +138,7 @@ def changes(spec: ModelSpec, cluster: Cluster, rows: int, solution: Solution | N
 def upgrades(
     spec: ModelSpec, rows: int, plan: Plan, tried: Sequence[tuple[str, Cluster]], advance: Callable[[int], None]
 ) -> list[Upgrade]:
-    """Return what changes save, each planned by hepti as `plan` was, the most first; `advance` gets 1 behind each."""
+    """Return what changes save, each planned by hepti as `plan` was, the most first; `advance` gets 1 after each."""
     found = []
     for change, better in tried:
         saved_s = plan.predicted_s - plan_hepti(spec, better, rows, plan.wire).predicted_s

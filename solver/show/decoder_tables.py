@@ -33,7 +33,7 @@ def decoder_title(model: Decoder, asked: TokenRequest) -> str:
     """Return what is planned, in words."""
     return (
         f"{model.name} in {asked.precision}, {counted(len(model.layers), 'layer')}: {asked.tokens} tokens "
-        f"behind a prompt of {asked.prompt}"
+        f"after a prompt of {asked.prompt}"
     )
 
 

@@ -46,7 +46,7 @@ def plot_segments(found: PricedNetwork, path: Path, title: str) -> None:
         axes.bar(0, 0, color="grey", hatch=_HATCH, edgecolor="white", label="of channels")
     if count <= MOST_NAMED:
         axes.set_xticks(range(count), [_label(found, number) for number in range(count)], fontsize=7)
-        of = "its first node; what is shared out; ms of the slowest board's compute + of the wire behind it"
+        of = "its first node; what is shared out; ms of the slowest board's compute + of the wire after it"
     else:
         of = "segment"
     axes.set_xlabel(of + left_out(len(ranks), len(plan.active)))

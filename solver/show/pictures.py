@@ -189,7 +189,7 @@ def _ranks_to_draw(drawn: Sequence[RankedStep], devices: int) -> list[int]:
 def _draw_steps(axes: Any, drawn: Sequence[RankedStep], ranks: Sequence[int]) -> list[float]:
     """Draw what is done between the beginning and the end of every step; return where they end, in ms, from 0 on.
 
-    An exchange ends when its device has ended the step, what lies before it and behind it is waiting for others.
+    An exchange ends when its device has ended the step, what lies before it and after it is waiting for others.
     """
     ends = [0.0]
     for own, step in drawn:
@@ -224,7 +224,7 @@ def name_above(axes: Any, names: Sequence[str], middles: Sequence[float]) -> Non
 
 
 def apart(places: Sequence[float], gap: float) -> list[float]:
-    """Return ascending places, in parts of a width, moved until each is `gap` behind the one before; few stay within 1.
+    """Return ascending places, in parts of a width, moved until each is `gap` after the one before; few stay within 1.
 
     Examples
     --------

@@ -27,7 +27,7 @@ def place(options: Namespace) -> str:
 
 
 def links(cluster: Cluster) -> str:
-    """Return how fast the devices' own links are, behind a comma; nothing of a device alone."""
+    """Return how fast the devices' own links are, after a comma; nothing of a device alone."""
     return f", {mbps(cluster.links_mbps)}" if cluster.links_mbps else ""
 
 

@@ -1,7 +1,7 @@
 """DeTransformer: "Communication-Efficient Model Parallelism for Distributed In-Situ Transformer Inference", DATE 2024.
 
 Block parallelism. The model is another one, pre-trained so: its L layers are N_b groups, each of L / N_b - 1 decoupled
-layers and an original one behind them. A decoupled layer is N_div sub-blocks that see H / N_div columns each, so that
+layers and an original one after them. A decoupled layer is N_div sub-blocks that see H / N_div columns each, so that
 nothing is sent within a group. Between groups the columns are gathered for the original layer, which is computed
 
     whole             by every device for itself: columns gathered by all       (p - 1) / p S H elements a device
@@ -17,7 +17,7 @@ each original layer, so that the weights fit every device's memory and
 
 is least. t_i are the seconds of a sub-block on device i: who is done with a group sends its columns at once. w are
 those of the original layer, of the slowest who computes it; `in` and `out` those of dealing columns out, before the
-first group and behind an original layer on one device; behind the last layer rank 0 gets the result instead. Shares
+first group and after an original layer on one device; after the last layer rank 0 gets the result instead. Shares
 of tensor-parallel layers are in proportion to the devices' speeds; who has no sub-block takes no part.
 
 All n are tried, the most promising first, until no other can be better: T with the best ways, as if memory had no end,
@@ -65,7 +65,7 @@ class Choices:
     fixed_s : [ways]
         Seconds before the first group.
     inner_s, last_s : [ways, p + 2]
-        Seconds of a group by the mode of its original layer, with another group behind it and as the last of all;
+        Seconds of a group by the mode of its original layer, with another group after it and as the last of all;
         whole and tensor-parallel stand last.
     held : [ways, p + 2, p]
         Bytes that it takes.

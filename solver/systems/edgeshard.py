@@ -36,7 +36,7 @@ def plan_edgeshard(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     room = weights_room(spec, cluster, rows)
     holds = np.clip(room // whole_layer_bytes(spec), 0, spec.layers).astype(int)
     elements = rows * spec.hidden
-    # A hop is worth the more, the more layers there are behind it.
+    # A hop is worth the more, the more layers come after it.
     worth = {
         rank: seconds[rank] + _hop_s(cluster, 0, rank, elements) / holds[rank]
         for rank in np.flatnonzero(holds).tolist()

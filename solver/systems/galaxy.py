@@ -1,7 +1,7 @@
 """Galaxy: Ye et al., "Galaxy: A Resource-Efficient Collaborative Edge AI System for In-situ Transformer Inference".
 
 INFOCOM 2024, arXiv 2405.17245: attention by heads and MLP by columns (cut `block`), the connective parts (residual and
-norm) by rows; a reduce-scatter behind each block and an all-gather before the next, four times (p - 1)/p S H elements
+norm) by rows; a reduce-scatter after each block and an all-gather before the next, four times (p - 1)/p S H elements
 a layer and device, which the engine overlaps with the products as Galaxy does. Its planner:
 
     V_d = 1 / (t_MHA,d + t_MLP,d)                            capacity of device d for one layer

@@ -2,15 +2,15 @@
 
 DSD 2022, arXiv 2110.14895. Contiguous stages, one device each, so that the slowest stage or link is as fast as can be:
 throughput, not the latency of one request. A layer has four sub-layers (`solver.model.sublayers`), and a stage may end
-behind any. The dynamic program (`solver.programs.path`) runs over device types, as boards of one are interchangeable:
+after any. The dynamic program (`solver.programs.path`) runs over device types, as boards of one are interchangeable:
 
     h(i, C, u)  least bottleneck with the first i sub-layers done by C[t] devices of every type t, the next on type u
     h(0, 0, u) = 0
     h(j, C + u, v) = min over i < j of max(h(i, C, u), comp(u, i..j), comm(j, u -> v))   if i..j fit on u
     answer = min over i, C, u of max(h(i, C, u), comp(u, i..4 L))                        if i..4 L fit on u
 
-comp is the time of the sub-layers on the type, comm the bytes of what travels behind j over the narrower of two links:
-context and residual (2 H a row) behind the first sub-layer, H behind the second and fourth, F + H behind the third. A
+comp is the time of the sub-layers on the type, comm the bytes of what travels after j over the narrower of two links:
+context and residual (2 H a row) after the first sub-layer, H after the second and fourth, F + H after the third. A
 stage fits where its weights and its buffers do, two of what comes in (but the first) and two of what goes out beside
 those at work, as published. Embeddings are rank 0's, in its memory.
 
@@ -76,7 +76,7 @@ class StageUnits:
     weights : [units]
         Bytes of every unit.
     lies, sent : [units + 1]
-        Bytes of what lies before each unit and behind the last: in memory, and on the wire.
+        Bytes of what lies before each unit and after the last: in memory, and on the wire.
     """
 
     weights: Floats

@@ -11,7 +11,7 @@ since then P d H + P S H < S H d + P S d, for V alike. The seconds of a device a
 and V of all S rows if it computes them, and the positions are shared out so that the slowest is as fast as can be
 (bisection).
 
-Open in what we know of the paper: biases (K's adds the same to all scores of a query, V's is added once, behind the
+Open in what we know of the paper: biases (K's adds the same to all scores of a query, V's is added once, after the
 weights, which add up to one), and who has the input first: here rank 0 hands out rows, and the first layer gathers.
 """
 

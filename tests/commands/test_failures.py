@@ -39,7 +39,7 @@ def ask_one(process):
 def test_a_killed_rank_ends_the_job_at_once(busy, victim, model, tmp_path):
     """The line that names rank and host is mpirun's: the rank itself can say nothing.
 
-    Open MPI 5.0.11 loses this line of a rank that is killed in MPI_Init, in 10 of 20 ends, and behind it in none of
+    Open MPI 5.0.11 loses this line of a rank that is killed in MPI_Init, in 10 of 20 ends, and after it in none of
     160; all else holds every time.
     """
     for attempt in range(3):
@@ -59,7 +59,7 @@ def end_by_a_killed_rank(busy, victim, model, folder):
     with start(*mpirun(3, "--model", model, *what, "--output", folder / "answers.jsonl")) as process:
         ranks = ranks_of(model, 3)
         if busy:
-            while "3 ranks on" not in process.stderr.readline():  # said behind MPI_Init, in which the line gets lost
+            while "3 ranks on" not in process.stderr.readline():  # said after MPI_Init, in which the line gets lost
                 assert process.poll() is None
         else:
             ask_one(process)
@@ -121,7 +121,7 @@ def test_a_rank_that_raises_ends_the_job_naming_itself_and_its_host(model, tmp_p
 
 
 def test_a_rank_that_is_alone_ends_in_one_line():
-    """Open MPI's block about an abort would come behind it."""
+    """Open MPI's block about an abort would come after it."""
     end = 'from hepti_mpi.comm.group import world; print("as far as it came"); world().abort("no such thing", code=2)'
 
     done = run(sys.executable, "-c", end)

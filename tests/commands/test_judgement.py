@@ -1,4 +1,4 @@
-"""Behind a run stands what one board alone would have taken, and a note where a prediction was far off."""
+"""After a run comes what one board alone would have taken, and a note where a prediction was far off."""
 
 import json
 import re

@@ -171,7 +171,7 @@ def test_a_stream_that_is_left_ends_its_answer(speaking):
     next(pieces)
     pieces.close()
 
-    speaking.generate("the cat", max_tokens=1)  # behind it
+    speaking.generate("the cat", max_tokens=1)  # after it
 
     assert speaking.status()["tokens"] - before < 150
 

@@ -16,7 +16,7 @@ def test_ranks_in_reserve_become_the_job_that_they_are_told(converted, ranks, tm
     checkpoint = converted("bert")
     out = tmp_path / "hidden.npz"
     told = {"run": ["--model", str(checkpoint.path), "--input", "-", "--output", str(out)]}
-    # In one piece: what stands behind the first line is the job's.
+    # In one piece: what follows the first line is the job's.
     done = hepti(ranks, "reserve", stdin=f'{json.dumps(told)}\n{{"tokens": [5, 6, 7]}}\n')
 
     assert json.loads(succeeded(done).stdout.splitlines()[0]) == {"reserve": ranks}

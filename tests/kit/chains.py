@@ -66,7 +66,7 @@ def counts(plan, net, segment):
 
 
 def slab(rows, layers, size):
-    """Return the rows before so many 3 × 3 convolutions, and behind each, that these rows of the last need."""
+    """Return the rows before so many 3 × 3 convolutions, and after each, that these rows of the last need."""
     spans = [rows]
     for _ in range(layers if rows[1] > rows[0] else 0):
         start, stop = spans[0]

@@ -96,7 +96,7 @@ def _plain(net: ConvNet, node: Node, constant) -> onnx.NodeProto:
 
 
 def _pads(net: ConvNet, node: Node) -> list[int]:
-    """Return the padding of a pool; behind, what the wanted shape takes (it may be more or less than the model's)."""
+    """Return a pool's padding; at the end, what the wanted shape takes (it may be more or less than the model's)."""
     pads = list(node.attributes["pads"])
     if node.attributes.get("count_include_pad"):
         return pads

@@ -46,7 +46,7 @@ def emulate(net, tensors, plan, pixels, *, with_neighbours=True, make=session):
 
 
 def _givers_first(slabs):
-    """Return slabs in such an order that those which take strips are behind those that give them."""
+    """Return slabs in such an order that those which take strips come after those that give them."""
     return sorted(slabs, key=lambda own: any(":" in name for name in own[1].needs))
 
 

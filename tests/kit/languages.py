@@ -45,7 +45,7 @@ class Tiny:
         return asked
 
     def says(self, asked, tokens):
-        """Return the likeliest ids behind what is asked, whatever ends a text."""
+        """Return the likeliest ids after what is asked, whatever ends a text."""
         ids = torch.tensor([self.ids(asked)])
         with torch.no_grad():
             found = self.model.generate(

@@ -28,7 +28,7 @@ def like(spec, **fields):
 
 
 def joined(name, *specs):
-    """Return the model of the layers of several, one behind the other."""
+    """Return the model of the layers of several, one after the other."""
     return dataclasses.replace(specs[0], name=name, runs=tuple(run for spec in specs for run in spec.runs))
 
 

@@ -39,7 +39,7 @@ def layer_norm(x, weight, bias, eps):
     return (x - mean) / np.sqrt(variance + eps) * weight + bias
 
 
-def bucket(distance, exact=8, farthest=128):  # of MPNet's 32 buckets, 16 for keys behind a row
+def bucket(distance, exact=8, farthest=128):  # of MPNet's 32 buckets, 16 for keys after a row
     far = np.abs(distance)
     large = exact + np.log(np.maximum(far, 1) / exact) / math.log(farthest / exact) * exact
     return np.where(far < exact, far, np.minimum(large, 15).astype(int)) + 16 * (distance > 0)

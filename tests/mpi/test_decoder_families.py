@@ -32,7 +32,7 @@ def cases():
 
 
 def greedy(model, prompts):
-    """Return what transformers says behind each prompt."""
+    """Return what transformers says after each prompt."""
     import torch  # on rank 0 alone: it takes seconds
 
     found = []

@@ -33,7 +33,7 @@ CUTS = {
     "keys": {"keys": 9},
     "hidden": {"hidden": True},
 }
-CHUNKS = (17, 1, 1, 5, 16)  # of rows: a prefill, tokens, what a guess is checked with, a prefill behind others
+CHUNKS = (17, 1, 1, 5, 16)  # of rows: a prefill, tokens, what a guess is checked with, a prefill after others
 
 
 def in_chunks(weights, tokens, place=1):

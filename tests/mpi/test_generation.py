@@ -19,7 +19,7 @@ GREEDY = Sampling()
 
 
 def greedy(weights, tokens, count):
-    """Return what a greedy model says behind a text."""
+    """Return what a greedy model says after a text."""
     known = list(tokens)
     for _ in range(count):
         known.append(int(logits(weights, known)[-1].argmax()))
@@ -250,7 +250,7 @@ def test_a_change_of_plan_between_tokens_changes_no_token(name, seed, cache, bac
     assert plan == plans[0]
     # So long all ranks may get what they lack: each plan is there for the next pass.
     assert answered(plans, budget_s=60.0) == (expected, plans[-1], 0)
-    # Or a piece behind each pass, while others go on under the plan before.
+    # Or a piece after each pass, while others go on under the plan before.
     tokens, _, meanwhile = answered(plans[:2], budget_s=0.0)
     lacks = world.size > 1 or keys[0] != keys[1] or (plans[0].embedding is None and plans[1].embedding is not None)
     assert (tokens, meanwhile > 0) == (expected, lacks)
@@ -350,7 +350,7 @@ class Held:
 
 
 def greedy_held(weights, tokens, grammar):
-    """Return what a greedy model says behind a text where not every token is allowed."""
+    """Return what a greedy model says after a text where not every token is allowed."""
     known = list(tokens)
     while not grammar.ended:
         known.append(int(np.where(grammar.allowed, logits(weights, known)[-1], -np.inf).argmax()))

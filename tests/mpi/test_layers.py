@@ -116,7 +116,7 @@ def with_keys(layer, ranks, rng):
 
 @pytest.mark.parametrize(("mlp", "kind", "spec"), sized(sweeps.cycled(6, CUTS, KINDS, [POST, PRE]), 4), ids=called)
 def test_gathering_the_input_instead_of_keys_gives_the_reference(mlp, kind, spec, world):
-    """With and without K and V, behind every MLP, each block with shares and a route of its own."""
+    """With and without K and V, after every MLP, each block with shares and a route of its own."""
     rng = np.random.default_rng(6)
     lengths = [3, 1, 17, 2, 30] if spec is POST else [16, 16]
     layers = [random_layer(spec, CUTS[0], mlp, kind, world.size, rng) for _ in range(spec.layers)]

@@ -149,7 +149,7 @@ def test_weights_file_says_what_model_it_is(cluster, tmp_path):
 
 @pytest.mark.parametrize("form", [["--json"], []], ids=["JSON", "tables"])
 def test_who_reads_no_further_is_told_nothing(cluster, form):
-    """As behind `| head`: no traceback, and the exit code that SIGPIPE gives other programs.
+    """As with `| head`: no traceback, and the exit code that SIGPIPE gives other programs.
 
     Progress may stand on stderr, where planning takes long enough to be told of.
     """

@@ -23,7 +23,7 @@ def test_lengths_and_speeds_of_an_answer_are_told_and_the_winner_among_all_syste
     table = json.loads(solver(*HERE, "--compare", "--json").stdout)
 
     text = " ".join(done.stdout.split())
-    assert "behind a prompt of 64" in text
+    assert "after a prompt of 64" in text
     assert "from a prompt of 64 tokens" in text
     assert "times as fast" in text
     assert table["winner"] == "hepti"

@@ -140,7 +140,7 @@ def target(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("head", ["Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification"])
 def test_bert(saved, target, read_all, head):
-    """With its pooler where it has one, and a classifier behind the pooler."""
+    """With its pooler where it has one, and a classifier after the pooler."""
     model = build("Bert", head)
     expected = bert_arrays(model)
     pooler = model.base_model.pooler
@@ -174,7 +174,7 @@ def test_bert_without_pooler(saved, target, read_all):
     pairs(["Roberta", "XLMRoberta", "Camembert"], ["Model", "ForMaskedLM", "ForSequenceClassification"]),
 )
 def test_roberta_and_its_kin(saved, target, read_all, stem, head):
-    """The first position is that behind the padding token's number; the classifier has a dense layer of its own."""
+    """The first position is that after the padding token's number; the classifier has a dense layer of its own."""
     model = build(stem, head, pad_token_id=2, layer_norm_eps=1e-5, type_vocab_size=1)
     expected = bert_arrays(model, positions_from=3)
     if head == "Model":

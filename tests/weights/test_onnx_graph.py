@@ -182,7 +182,7 @@ class TestPublishedNetworks:
 
     @pytest.mark.parametrize("matrices", [True, False])
     def test_squeeze_and_excitation(self, export, matrices):
-        """Whether it is written with matrices or with convolutions, rows stay shared behind it."""
+        """Whether it is written with matrices or with convolutions, rows stay shared after it."""
 
         class Block(nn.Module):
             def __init__(self):
@@ -274,7 +274,7 @@ class TestPublishedNetworks:
         assert operators(net) == {"Conv": 1, "DepthToSpace": 1}
 
     def test_segmentation(self, export):
-        """Transposed convolutions with and without padding behind, linear enlargement."""
+        """Transposed convolutions with and without padding at the end, linear enlargement."""
         model = nn.Sequential(
             nn.Conv2d(3, 8, 3, 2, 1), nn.ConvTranspose2d(8, 6, 3, 2, 1, output_padding=1), nn.ReLU(),
             nn.ConvTranspose2d(6, 6, 2, 2, groups=2), nn.Upsample(scale_factor=2, mode="bilinear"),
@@ -336,7 +336,7 @@ class TestOperators:
     """One node at a time, as it is and as it may be used."""
 
     def test_padding_by_itself(self, write):
-        """SAME padding is written out; what is odd is behind, or in front."""
+        """SAME padding is written out; what is odd is at the end, or at the beginning."""
         for auto, pads in (("SAME_UPPER", [0, 1, 1, 1]), ("SAME_LOWER", [1, 1, 0, 1]), ("VALID", [0, 0, 0, 0])):
             nodes = [make("Conv", ["x", "w"], auto_pad=auto, strides=[2, 2])]
             net = check(write(nodes, {"w": numbers(4, 3, 3, 3)}))

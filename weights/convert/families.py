@@ -61,7 +61,7 @@ class Family:
     text
         Reads text (True) or images.
     pooler
-        Activation of the dense layer before a classifier or behind the encoder, where there is one.
+        Activation of the dense layer before a classifier or after the encoder, where there is one.
     settings
         Its name of a setting, where it differs from BERT's.
     skip_pads

@@ -66,7 +66,7 @@ _DENSE_ONLY: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class DenseModule:
-    """A dense layer behind the pooling."""
+    """A dense layer after the pooling."""
 
     folder: Path
     activation: str

@@ -84,7 +84,7 @@ def check_llama(model: Decoder) -> None:
     others = {
         "layers of several kinds": len(set(model.layers)) > 1,
         "layer norms": model.norm != "rms",
-        "norms behind its halves": model.post_norms,
+        "norms after its halves": model.post_norms,
         "a scaled embedding": model.embedding_scale != 1,
         "positions that are learned": model.learned_positions or attention.rope is None,
         "soft caps": bool(model.head_softcap or attention.softcap),

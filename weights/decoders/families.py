@@ -72,7 +72,7 @@ class DecoderFamily:
     Parameters
     ----------
     names
-        Its tensors by our names without the layer; several of ours in one of its own lie there one behind the other.
+        Its tensors by our names without the layer; several of ours in one of its own lie there one after the other.
     defaults
         Of all settings that its class reads, in Llama's words.
     words

@@ -38,7 +38,7 @@ def embed(model: Decoder, read: RowReader, tokens: Sequence[int]) -> Array:
 
 
 def layer(model: Decoder, number: int, read: RowReader, x: Array) -> Array:
-    """Return the stream behind a layer, [S, H] -> [S, H]."""
+    """Return the stream after a layer, [S, H] -> [S, H]."""
     for name, kind in named_blocks(model.layers[number]).items():
 
         def tensor(leaf: str, block: str = f"layers/{number}/{name}") -> Array:

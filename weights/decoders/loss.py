@@ -1,4 +1,4 @@
-"""What a model loses where its numbers are rounded: the stream behind every layer, logits, perplexity of a text."""
+"""What a model loses where its numbers are rounded: the stream after every layer, logits, perplexity of a text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Loss:
     Parameters
     ----------
     embedding, layers, logits
-        Root mean square of the difference over that of the exact numbers: of the stream before the first layer, behind
+        Root mean square of the difference over that of the exact numbers: of the stream before the first layer, after
         every layer, with all that was lost before, and of the logits.
     perplexities
         Of the tokens, by exact and by rounded weights.

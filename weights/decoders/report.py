@@ -66,7 +66,7 @@ def show(path: Path) -> None:
 def show_loss(found: Loss, of: str, text: bool) -> None:
     """Print what was lost by rounding, if anything was, and the perplexities where `of` is a text."""
     if found.logits:
-        table = FittedTable("behind", "error")
+        table = FittedTable("after", "error")
         table.add_row("embedding", percent(found.embedding))
         for number, error in enumerate(found.layers):
             table.add_row(f"layer {number}", percent(error))
@@ -111,7 +111,7 @@ def _print(weights: DecoderFile) -> None:
         reads += f"; {counted(few, 'layer')} of the last {' or '.join(map(str, windows))} only"
     norms = ["norms of query and key"] * any(own.qk_norm for own in attentions)
     norms += ["of all heads at once"] * any(own.whole_norms for own in attentions)
-    norms += ["norms behind blocks"] * model.post_norms + ["none before them"] * (not model.pre_norms)
+    norms += ["norms after blocks"] * model.post_norms + ["none before them"] * (not model.pre_norms)
     begins = "none" if model.bos is None else str(model.bos)
     table = FittedTable("", "", title=str(weights.path), show_header=False, title_justify="left")
     for name, value in (

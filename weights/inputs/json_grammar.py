@@ -91,7 +91,7 @@ class JsonGrammars:
 
 
 class JsonGrammar:
-    """The grammar of one answer, behind the tokens that it has so far.
+    """The grammar of one answer, after the tokens that it has so far.
 
     Attributes
     ----------
@@ -111,7 +111,7 @@ class JsonGrammar:
         return self._matcher.is_accepting()
 
     def take(self, token: int) -> None:
-        """Go on behind a token."""
+        """Go on after a token."""
         self._matcher.consume_token(token)
         self._look()
 

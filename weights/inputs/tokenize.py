@@ -22,7 +22,7 @@ class Tokens:
 class Tokenizer:
     """The tokenizer of a model.
 
-    Cuts as sentence-transformers does: behind the last token that fits, the closing special token kept. Padding and
+    Cuts as sentence-transformers does: after the last token that fits, the closing special token kept. Padding and
     length limits that a tokenizer.json brings along are those of its training; here the model's own limit counts.
 
     Parameters
@@ -123,7 +123,7 @@ class PromptTokenizer:
         return self._tokenizer.id_to_token(token) or ""
 
     def stream(self, before: Iterable[int] = ()) -> TextStream:
-        """Return what makes text of ids as they come behind others."""
+        """Return what makes text of ids as they come after others."""
         return TextStream(self._tokenizer, before)
 
 
@@ -143,7 +143,7 @@ class TextStream:
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, before: Iterable[int]) -> None:
         self._tokenizer = tokenizer
-        self._ids = list(before)[-self.BEFORE :]  # those given out last, and those behind them
+        self._ids = list(before)[-self.BEFORE :]  # those given out last, and those after them
         self._given = len(self._ids)
 
     def step(self, token: int) -> str:

@@ -156,5 +156,5 @@ def across_channels(reading: Reading, node: OnnxNode) -> None:
     reading.write(node, "Div", [value, power])
 
 
-# Each writes a node, and perhaps those behind it, or raises `OpaqueError`.
+# Each writes a node, and perhaps those after it, or raises `OpaqueError`.
 PATTERNS: Sequence[Callable[[Reading, OnnxNode], None]] = (moved_pixels, vector_as_map, broadcast, across_channels)

@@ -84,7 +84,7 @@ def bert_normalizer(settings: Mapping[str, Any]) -> TokenizerPart:
 
 
 def template(single: Sequence[str], pair: Sequence[str], ids: Mapping[str, int | None]) -> TokenizerPart:
-    """Return a last step: words are special tokens, but "$A" and "$B" are texts; ":1" behind one is its type."""
+    """Return a last step: words are special tokens, but "$A" and "$B" are texts; ":1" after one is its type."""
 
     def step(word: str) -> TokenizerPart:
         word, _, kind = word.rpartition(":")

@@ -275,7 +275,7 @@ _shtab_hepti_generate_options=(
   "--top-p[draw among the likeliest that reach P together]:P:"
   "--seed[of what is drawn]:N:"
   "*--stop[a text that ends an answer\; may be repeated]:S:"
-  "--ignore-eos[go on behind the token that ends an answer]"
+  "--ignore-eos[go on after the token that ends an answer]"
   "--lookup[try tokens together that followed the same ones before, where it pays (default\: auto)]:lookup:(auto off)"
   "--context[tokens of a prompt and its answer (default\: the plan\'s, or 4096, or the model\'s if fewer)]:C:"
   "--sequences[answer so many prompts at a time (default\: the plan\'s, or 1)]:B:"

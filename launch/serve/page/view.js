@@ -57,7 +57,7 @@ function summary(state, lost) {
   say($("sum-requests"), counted((state.requests ?? []).length, "request"));
   const unit = state.models.some((model) => model.kind === "decoder") ? "tokens" : "requests";
   const speed = state.models.reduce((sum, model) => sum + (rate(model.name, unit) ?? 0), 0);
-  // Right behind a loss nothing is counted yet.
+  // Right after a loss nothing is counted yet.
   say($("sum-speed"), !speed && state.requests?.length ? "–" : `${figure(speed)} ${unit}/s`);
 }
 

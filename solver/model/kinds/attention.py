@@ -149,7 +149,7 @@ class Attention(BlockKind):
         return rows * self.seen(rows, behind) * units[HEAD] * self.head_dim
 
     def seen(self, rows: int, behind: int) -> float:
-        """Return how many tokens a row sees on average, itself among them, behind so many."""
+        """Return how many tokens a row sees on average, itself among them, after so many."""
         if not self.window or behind + rows <= self.window:
             return behind + (rows + 1) / 2
         return float(np.minimum(behind + np.arange(1, rows + 1), self.window).mean())

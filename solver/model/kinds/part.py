@@ -180,7 +180,7 @@ class PartKind(Protocol):
         """Which measured curve says what its parts take together."""
 
     def recalled(self, units: Mapping[str, int], rows: int, behind: int) -> float:
-        """Return how many columns rows see in all of what is kept, behind so many others."""
+        """Return how many columns rows see in all of what is kept, after so many others."""
 
 
 class NodeKind:

@@ -45,7 +45,7 @@ class Weight:
         return FLOAT32 if self.summed is None else precision.of_words if self.words else precision
 
     def stored(self, precision: Precision) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of what is stored for it, by what stands behind its name.
+        """Return the shapes of what is stored for it, by what follows its name.
 
         In blocks, b = ceil(summed / 32): of [out, in] "" is [out, b, bytes] uint8 and "/scale" [out, b] float16; of
         [in, out] "" is [b, out, bytes] and "/scale" [b, out]. `bytes` are a block's numbers in order: 32 int8 with

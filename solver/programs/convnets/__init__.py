@@ -1,1 +1,1 @@
-"""Plans of convolutional networks: the shortest path over segments and crews, the descent behind it, and all plans."""
+"""Plans of convolutional networks: the shortest path over segments and crews, the descent after it, and all plans."""

@@ -1,6 +1,6 @@
 """The fastest of all plans of a small network: every cut into segments, every way to share out each.
 
-Rows are shared out as whole rows of the coarsest value behind a segment, to any devices; channels equally among any.
+Rows are shared out as whole rows of the coarsest value after a segment, to any devices; channels equally among any.
 Let a way be the segments up to a node, and let r be the moments at which its ranks have ended them, and their links
 have sent. What follows depends on r and on where values lie, and ends no earlier where these are later. So of the ways
 after which values lie alike those are kept that no other is as fast as on every rank and link,
@@ -8,7 +8,7 @@ after which values lie alike those are kept that no other is as fast as on every
     K(stop) = those of { w + (start, stop) : start < stop, w in K(start) } of which no other has r' <= r,
 
 which is a dynamic program over nodes, exact for any price that does not fall with r. With t_i the seconds in which
-rank i computes alone what stands behind a node, a way is left as soon as the rest, shared out perfectly from when each
+rank i computes alone what comes after a node, a way is left as soon as the rest, shared out perfectly from when each
 rank is ready, ends later than a plan that is known: at (1 + sum_i r_i / t_i) / sum_i 1 / t_i.
 
 Edges of these plans do not come first.
@@ -34,7 +34,7 @@ from solver.schedule.exchange import Mask
 from solver.schedule.networks.segment_steps import Ints, NetSetting, all_ended, copied, in_one_run, made_s
 from solver.schedule.networks.steps import Regions, computation, handed_in, image_on_root, moved_bytes
 
-# Half a second of CPU time at most: of ways to share out two segments, one behind the other, and to share out one, 0.3
+# Half a second of CPU time at most: of ways to share out two segments, one after the other, and to share out one, 0.3
 # ms each. Without the second limit plans for two boards took 4 to 19 s, and were as fast as without this search in 9 of
 # 16 cells, within 2 % in 6, and 12 % faster in one.
 PAIRS, WAYS = 60_000, 2000

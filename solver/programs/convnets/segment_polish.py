@@ -294,7 +294,7 @@ def _parts(segment: Segment, at: int) -> tuple[Segment, Segment]:
 
 
 def _rows(s: NetSetting, segment: Segment) -> Sequence[int]:
-    """Return how many rows every device has of the coarsest value behind a segment."""
+    """Return how many rows every device has of the coarsest value after a segment."""
     return Partition.of_shares(segment.shares, coarsest(s.net, s.net.live(segment.nodes.stop))).counts
 
 

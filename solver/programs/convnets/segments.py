@@ -4,7 +4,7 @@ A state is a point of the graph and a crew, the devices that share out the rows 
 channels; whole rows make the slowest of the crew as fast as can be. An edge is a segment: what it costs to bring its
 crew what that needs from where the crew before has it, and what the slowest computes, halos that fusing makes it
 compute twice included. Points are where rows of others are needed (`solver.model.operators.levels`); all that lies
-between is fused. Behind the rows every product is on one device, or by columns on several. So fusing against
+between is fused. After the rows every product is on one device, or by columns on several. So fusing against
 exchanging, who takes part where, and how deep rows are shared out are one search (as AOFL's over blocks, SEC 2019,
 section 4, but with halos from device to device). Ranks do not wait for all others: a path carries the moment when each
 has ended it, and of those to a crew at a point the one is kept whose last rank ends first. Where memory is scarce a
@@ -413,7 +413,7 @@ class Search:
         moved = moved_bytes(self._net, have, wanted, self._wire)
         return moved, copied(self._net, have, wanted, dict.fromkeys(needs, not sums))
 
-    # What stands behind the rows.
+    # What comes after the rows.
 
     def _to_the_end(self, there: Sequence[Paths]) -> list[Segment]:
         """Return the segments of the best path to the end; none where there is none."""
@@ -448,10 +448,10 @@ class Search:
         return segments[::-1]
 
     def _behind_rows(self) -> list[Span]:
-        """Return the runs of nodes behind the rows: from one product to the next."""
+        """Return the runs of nodes after the rows: from one product to the next."""
         net, start = self._net, self._points[-1]
         starts = [start, *(n for n in range(start + 1, len(net.nodes)) if net.nodes[n].op == "Gemm"), len(net.nodes)]
-        # What flattens stands with the product behind it.
+        # What flattens stands with the product after it.
         if len(starts) > 2 and all(node.op == "Flatten" for node in net.nodes[starts[0] : starts[1]]):
             del starts[1]
         return [Span(*ends) for ends in pairwise(starts) if ends[0] < ends[1]]
@@ -503,7 +503,7 @@ def _picked(region: Region, index: Any) -> Region:
 
 
 def _merged(segments: Sequence[Segment]) -> Iterator[Segment]:
-    """Yield segments; those that one device has one behind the other as one."""
+    """Yield segments; those that one device has one after the other as one."""
     kept: Segment | None = None
     for segment in segments:
         if kept is not None and len(kept.active) == 1 and kept.shares == segment.shares:

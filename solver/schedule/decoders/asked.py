@@ -21,7 +21,7 @@ PRECISION = "int4"  # of a model that is known by name
 class TokenRequest:
     """What is asked for: an answer to a prompt, and what weights, cache and wire are in.
 
-    A plan is made for its seconds: those of the first token and of `tokens` more, each behind `behind` others.
+    A plan is made for its seconds: those of the first token and of `tokens` more, each after `behind` others.
 
     Parameters
     ----------

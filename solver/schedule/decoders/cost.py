@@ -101,11 +101,11 @@ class DecoderSetting:
         return len(self.speeds)
 
     def kind_s(self, kind: BlockKind, share: int, rows: int, behind: int = 0) -> Floats:
-        """Return the seconds of so many units of a block on every device, [p], for rows behind so many tokens."""
+        """Return the seconds of so many units of a block on every device, [p], for rows after so many tokens."""
         return self.block_s(parts_of(kind, self.model.stream), {ROW: rows, **kind.units(Span(0, share))}, behind)
 
     def block_s(self, parts: Sequence[Part], units: Mapping[str, int], behind: int) -> Floats:
-        """Return the seconds of some parts of a block on every device, [p], for rows behind so many tokens.
+        """Return the seconds of some parts of a block on every device, [p], for rows after so many tokens.
 
         Parameters
         ----------
@@ -156,7 +156,7 @@ def setting_of(model: Decoder, cluster: Cluster, asked: TokenRequest | DecoderPl
 
 
 def chunks(prompt: int) -> Iterator[tuple[int, int]]:
-    """Yield how many rows of a prompt go together, and how many are behind them."""
+    """Yield how many rows of a prompt go together, and how many come before them."""
     for start in range(0, prompt, CHUNK_ROWS):
         yield min(CHUNK_ROWS, prompt - start), start
 
@@ -295,7 +295,7 @@ def sent_over(s: DecoderSetting, sizes: Sequence[tuple[int, int, float]]) -> Sum
 
 
 def price_pass(s: DecoderSetting, plan: DecoderPlan, rows: int, behind: int, chosen: int = 1) -> Price:
-    """Price a pass of rows behind so many tokens, step by step; arguments as of `pass_steps`."""
+    """Price a pass of rows after so many tokens, step by step; arguments as of `pass_steps`."""
     held = tuple(needs.weights + needs.embedding for needs in most_memory(s.model, plan))
     return Price(tuple(pass_steps(s, plan, rows, behind, chosen)), held)
 
@@ -306,7 +306,7 @@ def price_token(s: DecoderSetting, plan: DecoderPlan, behind: int) -> Price:
 
 
 def pass_steps(s: DecoderSetting, plan: DecoderPlan, rows: int, behind: int, chosen: int = 1) -> list[PricedStep]:
-    """Return the steps of a pass of rows behind so many tokens.
+    """Return the steps of a pass of rows after so many tokens.
 
     Of `chosen` rows the next word is asked for: of one, of all where guesses are checked, of none in a prompt's chunks
     but the last.
@@ -329,7 +329,7 @@ def _passes(
 
 
 def _costs(s: DecoderSetting, behind: int) -> Costs:
-    """Return what steps of a pass take, of rows behind so many tokens."""
+    """Return what steps of a pass take, of rows after so many tokens."""
     return Costs(cache(partial(_computing, s, behind)), partial(moved, s))
 
 
@@ -432,7 +432,7 @@ def _of_block(s: DecoderSetting, behind: int, some: Sequence[tuple[Part, Region]
 
 
 def token_seconds(s: DecoderSetting, plan: DecoderPlan, behind: int, sequences: int = 1) -> float:
-    """Return the seconds of a token behind so many others; of several sequences those of a token of each, in a pass."""
+    """Return the seconds of a token after so many others; of several sequences those of a token of each, in a pass."""
     return float(_seconds(s, [plan], sequences, behind, sequences)[0])
 
 

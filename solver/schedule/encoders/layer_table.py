@@ -74,7 +74,7 @@ class LayerKind:
 
     @property
     def ends_by_rows(self) -> bool:
-        """Whether the stream lies in rows behind a layer."""
+        """Whether the stream lies in rows after a layer."""
         return self.cuts[-1][1] is StreamLayout.ROWS
 
     @property

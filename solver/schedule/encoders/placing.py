@@ -1,7 +1,7 @@
 """What an encoder's plan does with requests: parts of layers as its cuts place them, and the schedule that follows.
 
 Rows come to the stage's ranks as its first block keeps them, or all to all; as its last block leaves them they lie in
-the end. Of a batch all rows stand one after the other, and each sees those of its request. Behind a cut by rows or by
+the end. Of a batch all rows stand one after the other, and each sees those of its request. After a cut by rows or by
 columns of the stream nothing is said of how rows come there: the schedule finds it.
 """
 

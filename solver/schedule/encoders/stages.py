@@ -1,6 +1,6 @@
 """What plans of several stages and replicas cost: seconds of one request, requests a second, bytes, memory.
 
-A request passes the stages of one replica one behind the other. With e the seconds in which rank 0 embeds, h_k those of
+A request passes the stages of one replica one after the other. With e the seconds in which rank 0 embeds, h_k those of
 the exchange that brings the rows to stage k, t_k those of its layers and h those in which rank 0 gets the result,
 
     seconds = e + sum_k (h_k + t_k) + h.
@@ -68,7 +68,7 @@ class PricedStage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PricedReplica:
-    """The stages of a replica, one behind the other, and the exchange that brings the result to rank 0."""
+    """The stages of a replica, one after the other, and the exchange that brings the result to rank 0."""
 
     stages: tuple[PricedStage, ...]
     leave: PricedStep
@@ -80,7 +80,7 @@ class PricedReplica:
 
     @property
     def steps(self) -> Iterator[tuple[tuple[int, ...], PricedStep]]:
-        """All steps of one request behind its embedding, and whose times they have; exchanges only that move bytes."""
+        """All steps of one request after its embedding, and whose times they have; exchanges only that move bytes."""
         everyone = tuple(range(self.leave.sent.size))
         for stage in self.stages:
             if stage.enter.sent.any():

@@ -9,7 +9,7 @@
     mlp rows            lay; up, activation by tiles | down by tiles; close
     mlp block, to rows, columns  as attention, with up and activation for Q, K, V, and down for the output
 
-Behind `|` is the second half of a block, where a stage may begin. A stream that lies in rows is computed tile by tile,
+After `|` is the second half of a block, where a stage may begin. A stream that lies in rows is computed tile by tile,
 up to the next exchange, and every tile is sent at once: so the output, the norms, the MLP and the next layer's K and V
 of a tile hide the exchange of the tiles before it. A block therefore begins in the middle of an exchange, and ends in
 the middle of another. What a rank computes between two exchanges is one graph a block.

@@ -2,7 +2,7 @@
 
 Zeng et al., "CoEdge: Cooperative DNN Inference With Adaptive Workload Partitioning Over Heterogeneous Edge Devices",
 IEEE/ACM Transactions on Networking 29(2), 2021, arXiv 2012.03257. Layers are synchronous: before every layer that needs
-rows of neighbours all exchange them, then all compute. What is behind the rows is the master's, here rank 0's. Within a
+rows of neighbours all exchange them, then all compute. What is after the rows is the master's, here rank 0's. Within a
 set D of devices, with lambda_i the share of device i, l over the segments between exchanges, a_i the seconds of a call,
 b_li of all rows of a segment, and P_i, X_i watts of computing and sending:
 
@@ -85,7 +85,7 @@ class CoEdgeTerms:
     segment_s : [segments, p]
         b.
     rest_s
-        What rank 0 computes behind the rows.
+        What rank 0 computes after the rows.
     in_s, out_s : [p]
         Of all rows that a device gets or gives back, over its own link.
     weights, activations, room : [p] bytes

@@ -1,7 +1,7 @@
 """What planners of convolutional networks share: where a graph can be cut, speeds, shares, and a star's exchanges.
 
-Rows are shared out up to the first node that needs all of them (`rows_end`); rank 0 computes what is behind. In a star
-rank 0 has all before and behind every block: it hands rows out and takes them back.
+Rows are shared out up to the first node that needs all of them (`rows_end`); rank 0 computes what follows. In a star
+rank 0 has all before and after every block: it hands rows out and takes them back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from solver.schedule.networks.steps import Held, Regions, SegmentShares, all_on,
 
 
 def rows_end(net: ConvNet) -> int:
-    """Return the number of the first node behind which nothing has rows to share out: rank 0 computes from it on."""
+    """Return the number of the first node after which nothing has rows to share out: rank 0 computes from it on."""
     stop = row_part(net)
     while stop and _of_one_row(net, stop - 1):
         stop -= 1
@@ -55,7 +55,7 @@ def halo(net: ConvNet, number: int) -> tuple[int, int]:
 
 
 def cut_points(net: ConvNet) -> list[int]:
-    """Return where segments by rows begin and end: before every node with a halo, behind every global pool.
+    """Return where segments by rows begin and end: before every node with a halo, after every global pool.
 
     The first is 0, the last where rows end. What needs no neighbours (1 × 1, activations, most pools) is fused with
     what is before it.
@@ -132,7 +132,7 @@ def star(blocks: Iterable[tuple[Span, Sequence[float]]], ranks: int) -> list[Seg
 
 
 def rest_on_root(net: ConvNet, ranks: int) -> list[Segment]:
-    """Return what is behind the rows, on rank 0."""
+    """Return what comes after the rows, on rank 0."""
     stop = rows_end(net)
     return [Segment(Span(stop, len(net.nodes)), SegmentCut.ROWS, alone_on(0, ranks))] if stop < len(net.nodes) else []
 

@@ -7,11 +7,11 @@ devices share out equally what a late layer has, so that each holds 1 / N of its
     LIP    input channels, whose summands add up         M (N - 1) / N + K (N - 1)
     FUSE   LOP of a layer, LIP of the next               (M - own) (N - 1)  and  K (N - 1): nothing between
 
-with M numbers in, K out, and `own` = M / N behind a layer by LOP, else 0. An integer program chooses, with one of four
+with M numbers in, K out, and `own` = M / N after a layer by LOP, else 0. An integer program chooses, with one of four
 binaries a layer, o, i, f and s: least traffic subject to o + i + f + s = 1 and s of a layer = f of the one before.
-Summands are added up on rank 0, which computes activations and pools behind them. Early layers are by rows.
+Summands are added up on rank 0, which computes activations and pools after them. Early layers are by rows.
 
-Here layers are late from the first one on that, as all behind it, has more weights than numbers in its maps; early ones
+Here layers are late from the first one on that, as all after it, has more weights than numbers in its maps; early ones
 are equal rows with exchanged halos, not the paper's grid of fused tiles.
 """
 
@@ -52,7 +52,7 @@ def plan_deeperthings(net: ConvNet, cluster: Cluster, wire: Wire = Wire.FLOAT32)
 
 
 def late_layers(net: ConvNet) -> list[Span]:
-    """Return the layers, a product with all up to the next, that have more weights than maps, as all behind them."""
+    """Return the layers, a product with all up to the next, that have more weights than maps, as all after them."""
     starts = [number for number, node in enumerate(net.nodes) if node.op in SUMS]
     late: list[Span] = []
     for nodes in reversed(runs_between([*starts, len(net.nodes)])):

@@ -3,7 +3,7 @@
 On resource-constrained IoT edge clusters (IEEE TCAD 37(11)). Fused tile partitioning (section IV-A, algorithm 1): the
 first l layers are fused, and the map that they end with is cut into a grid of N x M tiles. Walked back from its output,
 every tile needs a part of the image that overlaps with its neighbours', and is a task of its own: memory is that of one
-tile. The gateway, here rank 0, hands out tiles, puts together what comes back, and computes the layers behind. Who is
+tile. The gateway, here rank 0, hands out tiles, puts together what comes back, and computes the later layers. Who is
 done steals tiles from others (section IV-B); here from rank 0, which has the image. With reuse (section IV-C) every
 other tile of a checkerboard waits for its neighbours, and takes the overlaps that they have computed.
 
@@ -63,5 +63,5 @@ def tiled(
 
 
 def _stops(net: ConvNet) -> list[int]:
-    """Return behind how many nodes tiles may end: with a map."""
+    """Return after how many nodes tiles may end: with a map."""
     return [at for at in chain_points(net) if at and max(net.extent(v).rows.stop for v in net.live(at)) > 1] or [0]

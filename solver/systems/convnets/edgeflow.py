@@ -97,7 +97,7 @@ def at_once(links: UnitLinks) -> UnitLinks:
 def best_unit(
     s: NetSetting, links: UnitLinks, nodes: Span, flow: UnitFlow, before: Sequence[float]
 ) -> tuple[tuple[float, ...], UnitFlow]:
-    """Return the shares of a layer, and the flow behind it; `before` are the shares of the layer before."""
+    """Return the shares of a layer, and the flow after it; `before` are the shares of the layer before."""
     height = height_of(s.net, nodes.stop)
 
     def last(rows: Sequence[int]) -> float:
@@ -133,7 +133,7 @@ def _moves(s: NetSetting, links: UnitLinks, nodes: Span, flow: UnitFlow, rows: S
 
 
 def run_unit(s: NetSetting, links: UnitLinks, nodes: Span, flow: UnitFlow, shares: Sequence[float]) -> UnitFlow:
-    """Return the flow behind a layer with these shares."""
+    """Return the flow after a layer with these shares."""
     unit = segment_shares(s.net, Segment(nodes, SegmentCut.ROWS, tuple(shares)), flow.held)
     moved = moved_between(s.net, flow.held, unit.needs, links.wire)
     arriving = np.where(moved > 0, flow.finish[:, None] + links.latency_s + moved / links.bandwidth, 0.0)

@@ -41,7 +41,7 @@ def plan_modnn(net: ConvNet, cluster: Cluster, wire: Wire = Wire.FLOAT32) -> Seg
 
 
 def _connected(net: ConvNet, shares: Sequence[float]) -> list[Segment]:
-    """Return what is behind the rows: every Gemm, with its activation, by outputs; all else on rank 0."""
+    """Return what comes after the rows: every Gemm, with its activation, by outputs; all else on rank 0."""
     starts = [rows_end(net)]
     for number in range(starts[0] + 1, len(net.nodes)):
         follows = net.nodes[number].op in ELEMENTWISE

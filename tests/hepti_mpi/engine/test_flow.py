@@ -77,7 +77,7 @@ class Boards:
 
 
 class Pipeline(Boards):
-    """Four stages one behind the other, none of rank 0; what they pass on is on the wire for `wire_s`."""
+    """Four stages one after the other, none of rank 0; what they pass on is on the wire for `wire_s`."""
 
     def __init__(self, stage_s, wire_s):
         super().__init__(5, lambda rank, number: stage_s, wire_s)

@@ -86,7 +86,7 @@ def test_weights_take_what_their_precision_says(precision, least, most):
 
 
 def test_what_rows_need_in_a_product_serves_the_next_one():
-    """The first request leaves no hole in the heap behind each of 24 products: those took 130 MiB."""
+    """The first request leaves no hole in the heap after each of 24 products: those took 130 MiB."""
     program = """if True:
         import numpy as np
         from hepti_mpi.kernels.backends import backend

@@ -91,7 +91,7 @@ def test_products_that_several_sessions_compute(seed, monkeypatch):
 
 
 def products(rng):
-    """Return a network of products one behind the other, one of which is an output, too, and its tensors."""
+    """Return a network of products one after the other, one of which is an output, too, and its tensors."""
     build = Builder(rng)
     count = int(np.prod(build.shapes["x"]))
     value = build.add("Flatten", ["x"], (count,))

@@ -16,14 +16,14 @@ def test_things_and_complaints_come_in_the_order_in_which_they_are_made():
     def make():
         for number in range(3):
             yield number
-            ahead.complain(Complaint(f"behind {number}"))
+            ahead.complain(Complaint(f"after {number}"))
 
     for _ in range(2):
         seen.clear()
         for number in ahead.of(make()):
             seen.append(number)
 
-        assert seen == [0, "behind 0", 1, "behind 1", 2, "behind 2"]
+        assert seen == [0, "after 0", 1, "after 1", 2, "after 2"]
 
 
 @pytest.mark.timeout(20)

@@ -127,7 +127,7 @@ def test_what_only_looks_like_a_question_is_a_request(line):
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("bound", ["WAITING_LINES", "WAITING_BYTES"])
 def test_no_more_is_read_than_may_wait(bound, monkeypatch):
-    """Behind that the reader goes on as soon as there is room; a line larger than all that may wait comes, too."""
+    """After that the reader goes on as soon as there is room; a line larger than all that may wait comes, too."""
     line = asked(id=1, text="a" * 1000)
     few = 10 if bound == "WAITING_LINES" else 10 * sys.getsizeof(line)
     monkeypatch.setattr(service_lines, bound, few)
@@ -166,7 +166,7 @@ def test_what_reading_raises_is_raised_behind_what_was_read():
 
 @pytest.mark.timeout(20)
 def test_whoever_waits_for_a_request_looks_as_soon_as_somebody_asks():
-    """Before anything has come, and behind a request; the last time when nothing comes any more."""
+    """Before anything has come, and after a request; the last time when nothing comes any more."""
     looked = threading.Semaphore(0)
     ahead = Ahead(pytest.fail, lambda: told.extend(lines.take_status()) or looked.release())
     lines, told = ServiceLines(ahead.wake), []

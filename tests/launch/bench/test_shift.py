@@ -115,7 +115,7 @@ def test_a_person_sees_totals_beside_the_best_and_what_every_state_took(capsys, 
 
 
 def test_the_picture_names_the_labs_states_and_marks_where_plans_changed(monkeypatch, tmp_path):
-    """A request behind the three before the script is the first that is drawn."""
+    """A request after the three before the script is the first that is drawn."""
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     replans = [{"taken": True, "after_requests": 3 + 5}, {"taken": False, "after_requests": 3 + 6}]
     results = [

@@ -61,7 +61,7 @@ class Service:
         self.key: str | None = None
         self.refusal: str | None = None  # of every chat and embedding
         self.events_end = False  # /events tells one state and ends
-        self.go_on = threading.Event()  # what a stream waits for behind its second token
+        self.go_on = threading.Event()  # what a stream waits for after its second token
         self.go_on.set()
         self.asked: list[dict[str, Any]] = []
         self.left = threading.Event()  # a client went away within a stream

@@ -204,7 +204,7 @@ def test_prometheus_reads_what_was_asked_and_how_boards_are(own):
     assert found['hepti_num_requests_waiting{model_name="tiny"}'] == 0
     assert found['hepti_model_ready{model_name="tiny"}'] == 1
     assert found['hepti_restarts_total{model_name="tiny"}'] == 1
-    assert "started again, behind a loss" in text
+    assert "started again, after a loss" in text
     assert found['hepti_replans_total{model_name="tiny"}'] == 2
     assert found['hepti_rank_compute_seconds_total{board="pi-0",model_name="tiny",rank="0"}'] == 1.5
     assert found['hepti_rank_wait_seconds_total{board="pi-0",model_name="tiny",rank="0"}'] == 0.5

@@ -207,7 +207,7 @@ def listens(service):
 
 @pytest.mark.parametrize("cause", ["killed", "gone"])
 def test_the_fork_server_of_a_service_that_was_killed_is_the_next_one_s(cause, service):
-    """And it ends behind an order that is the last."""
+    """And it ends after an order that is the last."""
     server = (sys.executable, "1")
     variables = {**os.environ, agent.MARK: f"{service}/second/1", "PMIX_RANK": "0"}
     with running(service, "first", server=server) as old:

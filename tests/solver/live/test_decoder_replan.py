@@ -179,7 +179,7 @@ def test_what_all_boards_have_in_common_changes_nothing(prices, factor):
     ],
 )
 def test_a_board_that_slows_is_named_alone_with_the_seconds_that_tokens_take(system, prices, factor):
-    """Within some tens of tokens, behind a long context; the plan changes where that is faster."""
+    """Within some tens of tokens, after a long context; the plan changes where that is faster."""
     slow = 0 if system == "hepti" else 3  # hepti's plan is for one board
     factors = [factor if rank == slow else 1.0 for rank in range(4)]
 

@@ -112,7 +112,7 @@ def test_a_rank_keeps_what_it_ran_by_for_plans_of_the_other_sort():
 
 
 def test_what_runs_by_layers_of_two_plans_is_known_of_every_rank():
-    """In parts, nothing else is kept: a rank without rows keeps whole layers behind, and frees those in front."""
+    """In parts, nothing else is kept: a rank without rows keeps whole later layers, and frees those in front."""
     cluster = pis(20, 60, 20)
     rows, blocks = (make_plan(name, SPEC, cluster, ROWS) for name in ("sequence", "megatron"))
     holdings = Holdings(rows, 3)

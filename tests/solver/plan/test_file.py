@@ -253,7 +253,7 @@ def test_whole_rows_are_written_where_they_say_the_shares_exactly():
 
 
 def test_whole_rows_are_those_of_the_coarsest_value():
-    """Behind a stage the rows of its output, where rows are pooled those of what is pooled."""
+    """After a stage the rows of its output, where rows are pooled those of what is pooled."""
     stop = next(number for number, node in enumerate(RESNET.nodes) if node.op == "GlobalAveragePool") + 1
     shares = (0.75, 0.25)
 

@@ -1,6 +1,6 @@
 """The fastest plan of a small network among all: every cut into segments, every way to share out each.
 
-Rows are shared out as whole rows of the coarsest value behind a segment, to any devices; channels equally among any.
+Rows are shared out as whole rows of the coarsest value after a segment, to any devices; channels equally among any.
 What is kept of the many ways to one segment is not what is slower on every device: whatever follows is no faster then.
 A way is left as soon as the rest, shared out perfectly among all devices from when each is ready, ends too late.
 """

@@ -170,7 +170,7 @@ def test_stages_of_several_devices_are_priced_as_models_of_their_own():
 
     own = cluster.only([0, 1])
     alone = price(setting(SPEC, own, ROWS), uniform_plan(SPEC, own.names, tensor))
-    # What the layers compute behind their last exchange stands in the step that hands in.
+    # What the layers compute after their last exchange stands in the step that hands in.
     inner = sum(step.repeats * float(step.times.end.max()) for step in alone.steps[1:-1])
     inner += float(alone.steps[-1].times.compute.max())
     assert replica.stages[0].layers.seconds == pytest.approx(inner * 4 / 6, rel=0.01)

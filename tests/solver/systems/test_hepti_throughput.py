@@ -185,7 +185,7 @@ def test_who_alone_can_be_run_wins_by_no_number():
 
 @pytest.mark.parametrize(("objective", "ours"), [("latency", "hepti"), ("throughput", "hepti-throughput")])
 def test_ours_wins_among_those_that_differ_by_rounding_alone(objective, ours):
-    """And what cannot be run stands behind all that can, however fast it would be."""
+    """And what cannot be run comes after all that can, however fast it would be."""
     names = ["edgeshard", "single:pi-1", "hepti-throughput", "hepti", "data"]
     seconds = [1.0, 1.0005, 1.0009, 1.0009, 1.002]
     entries = [ComparedSystem(name, time_s, 1 / time_s, 0, (1,)) for name, time_s in zip(names, seconds, strict=True)]

@@ -264,7 +264,7 @@ def test_additive_seconds_of_rows_by_hand():
     compute += bank.attend(64, 96, A, d)[0] + bank.seconds(Kernel.ACTIVATE, 64 * F)[0]
     compute += 2 * bank.seconds(Kernel.NORM, 64 * H)[0]
     exchange = 200e-6 + 2 * 64 * H * 4 / (940e6 / 8)
-    # Before and behind the layers: rank 0 embeds, and sends 32 rows out and takes them in.
+    # Before and after the layers: rank 0 embeds, and sends 32 rows out and takes them in.
     ends = 2 * bank.seconds(Kernel.NORM, 96 * H)[0] + 2 * (200e-6 + 32 * H * 4 / (940e6 / 8))
     assert found == pytest.approx(compute + exchange + ends / SPEC.layers, rel=0.02)
 

@@ -43,7 +43,7 @@ def with_memory(cluster, layers):
 
 
 def alike_units(count, sent_bytes):
-    """Return units of no weight; behind each the same bytes are sent."""
+    """Return units of no weight; after each the same bytes are sent."""
     return StageUnits(np.zeros(count), np.zeros(count + 1), np.full(count + 1, sent_bytes))
 
 
@@ -63,7 +63,7 @@ def test_pipeedge_counts_weights_and_buffers_by_hand():
     """Units of 10 bytes with 1, 5, 1 and 1 bytes between them, and two boards of 30 bytes.
 
     Two units and their ends, 1 and three times 1, have 24 bytes; the second board has three times what comes in, too.
-    Behind the first unit lie 5 bytes: with it, in three buffers, they take 26, and with the two others 38.
+    After the first unit lie 5 bytes: with it, in three buffers, they take 26, and with the two others 38.
     """
     units = StageUnits(np.full(3, 10.0), np.array([1, 5, 1, 1.0]), np.ones(4))
     boards = [Boards((0, 1), np.ones(3), 10.0, 26.0)]

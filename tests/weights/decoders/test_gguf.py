@@ -82,7 +82,7 @@ def test_blocks_are_repacked_without_loss(tmp_path, case, kind, precision, bytes
             found.append(bytes_of(blocks, scales).reshape(len(blocks), -1))
     theirs = [tensor.data for tensor in gguf.GGUFReader(path).tensors if tensor.tensor_type.name == kind]
 
-    # Tensors that lie one behind the other there are several of ours.
+    # Tensors that lie one after the other there are several of ours.
     assert sorted(row.tobytes() for part in found for row in part) == sorted(
         row.tobytes() for part in theirs for row in part
     )

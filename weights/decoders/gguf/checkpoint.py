@@ -41,7 +41,7 @@ _FAMILIES = {
     "gpt2": "gpt2", "olmo2": "olmo2", "granite": "granite", "smollm3": "smollm3",
 }  # fmt: skip
 _PAIRED = ("llama", "granite", "smollm3")  # whose rows of query and key that turn together are neighbours
-# Facts, behind the architecture's name, in the words of config.json.
+# Facts, after the architecture's name, in the words of config.json.
 _SETTINGS = {
     "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers",
     "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
@@ -380,7 +380,7 @@ def _check_shape(tensor: GgufTensor, weight: Weight, outputs: int) -> None:
 
 
 def _their_name(file: GgufFile, name: str) -> str:
-    """Return their name of one of our tensors; several of ours may lie in one, one behind the other."""
+    """Return their name of one of our tensors; several of ours may lie in one, one after the other."""
     folder, _, leaf = name.rpartition("/")
     if not folder.startswith("layers/"):
         return f"{_TOP[folder]}.{leaf}"

@@ -18,7 +18,7 @@ GgufFacts = Mapping[str, Any]
 _WINDOWS = ("attention.sliding_window", "attention.sliding_window_pattern")
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _SCALES = ("logit_scale", "residual_scale", "embedding_scale", "attention.scale")
-# Honoured for every architecture, behind its name.
+# Honoured for every architecture, after its name.
 _HONOURED = (
     "embedding_length", "feed_forward_length", "block_count", "context_length", "attention.head_count",
     "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon",
@@ -67,7 +67,7 @@ _REFUSED = (
 )  # fmt: skip
 _SAME = {"silu": ("silu", "swish", "swiglu"), "gelu_tanh": ("gelu", "geglu", "gelu_tanh", "gelu_pytorch_tanh")}
 _ACTIVATION = {"gemma2": "gelu_tanh", "gemma3": "gelu_tanh", "gpt2": "gelu_tanh"}
-# Of text: behind "tokenizer.ggml." or whole.
+# Of text: after "tokenizer.ggml." or whole.
 _TEXT_HONOURED = (
     "model", "pre", "tokens", "token_type", "scores", "merges", "bos_token_id", "eos_token_id", "eot_token_id",
     "eom_token_id", "unknown_token_id", "padding_token_id", "add_bos_token", "add_space_prefix", "suppress_tokens",
@@ -146,7 +146,7 @@ def _check_text(facts: GgufFacts) -> list[str]:
     for name, value in facts.items():
         short = name.removeprefix("tokenizer.ggml.")
         if short in _TEXT_REFUSED and value:
-            raise HeptiError(f"{name} is {value}: Hepti puts no such token behind a prompt")
+            raise HeptiError(f"{name} is {value}: Hepti puts no such token after a prompt")
         known = short in (*_TEXT_HONOURED, *_TEXT_WITHOUT_EFFECT, *_TEXT_REFUSED) or name in _OTHER_TEXT
         if name.startswith("tokenizer.") and not known and not name.startswith("tokenizer.chat_template."):
             unknown.append(name)

@@ -18,7 +18,7 @@ from weights.inputs.tokenize import PromptTokenizer
 
 Json = dict[str, Any]
 _CONTROL, _USER_DEFINED = 3, 4  # types of words
-# Of Phi-3, which swallows white space behind all others that it names (llama.cpp, by the model's name).
+# Of Phi-3, which swallows white space after all others that it names (llama.cpp, by the model's name).
 _NOT_SWALLOWING = ("<unk>", "<s>", "<|endoftext|>")
 # Words with a meaning, by the file's names for them.
 _MEANINGS = {"bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unk": "unknown", "pad": "padding"}
@@ -101,7 +101,7 @@ def _ends(facts: Mapping[str, Any], words: Sequence[str]) -> list[int]:
         named = [numbers[text] for text in texts if text in numbers]
         found += [token] if token is not None else named[:1]
     ends = {words[token] for token in found}
-    # Of models that call functions, which go on behind what ends a part (as llama.cpp has it).
+    # Of models that call functions, which go on after what ends a part (as llama.cpp has it).
     calls = {"<|call|>", "<|calls|>"} & ends
     not_ends = {"<|end|>"} if calls and {"<|return|>", "<|flush|>"} & ends else set()
     if "<|tool_response>" in ends:

@@ -11,7 +11,7 @@ from tests.kit.chains import chain, window
 
 
 def test_segments_begin_where_neighbours_are_needed():
-    """The activation and the pool stay with the convolution before them, the matrix is behind the rows."""
+    """The activation and the pool stay with the convolution before them, the matrix comes after the rows."""
     net = chain(("conv", 4), ("relu",), ("conv", 4), ("pool",), ("conv", 4), ("mean",), ("flatten",), ("gemm", 5))
 
     assert rows_end(net) == 6

@@ -27,7 +27,7 @@ def by_hand(rows):
 
 
 def test_a_block_ends_where_maps_become_smaller():
-    """Behind the first pool, and where the rows end; the second pool is of the last block."""
+    """After the first pool, and where the rows end; the second pool is of the last block."""
     net = chain(("conv", 4), ("conv", 4), ("pool",), ("conv", 4), ("conv", 4), ("pool",), ("flatten",), ("gemm", 3))
 
     assert pool_points(net) == [0, 3, 6]
