@@ -6,6 +6,7 @@ who takes part. Of all moves (`solver.programs.moves`) the best is made, until n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -84,19 +85,42 @@ def polished(parted: Parted, units: Integers, *, crews: bool = True) -> tuple[fl
     crews
         Whether it may change who has some of an axis.
     """
-    best_s = np.inf
+
+    def after(own: Integers) -> Integers:
+        found = moved(own)
+        return found if crews else found[((found > 0) == (own > 0)).all((1, 2))]
+
+    return descended(units, after, parted.seconds, parted.fits, WORTH)
+
+
+def descended(
+    units: Integers, after: Callable[[Integers], Integers], cost: Callable[[Integers], Floats],
+    fits: Callable[[Integers], Mask], worth: float,
+) -> tuple[float, Integers]:  # fmt: skip
+    """Make the best of all moves as long as one pays; return what the units cost then, and the units.
+
+    Parameters
+    ----------
+    units : [axes, p]
+        To begin with.
+    after
+        Those, and what moves make of them, [n, axes, p].
+    cost, fits
+        What each of these costs, and whether it can be, [n].
+    worth
+        The part of the cost that a move has to save.
+    """
+    best = np.inf
     while True:
-        after = moved(units)
-        if not crews:
-            after = after[((after > 0) == (units > 0)).all((1, 2))]
-        seconds = parted.seconds(after)
-        best_s = min(best_s, float(seconds[0]))
-        better = np.flatnonzero(seconds < (1 - WORTH) * best_s)
-        fastest_first = after[better[np.argsort(seconds[better], kind="stable")]]
-        best = next((own for own in fastest_first if parted.fits(own[None])[0]), None)
-        if best is None:
-            return float(seconds[0]), units
-        units = best
+        moves = after(units)
+        costs = cost(moves)
+        best = min(best, float(costs[0]))
+        better = np.flatnonzero(costs < (1 - worth) * best)
+        cheapest_first = moves[better[np.argsort(costs[better], kind="stable")]]
+        one = next((own for own in cheapest_first if fits(own[None])[0]), None)
+        if one is None:
+            return float(costs[0]), units
+        units = one
 
 
 def with_other_crew(parted: Parted, units: Integers) -> Integers:

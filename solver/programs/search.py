@@ -29,6 +29,7 @@ from solver.cluster.curves import Floats
 from solver.model.blocks import Axis
 from solver.programs.first_shares import starts_of
 from solver.programs.moves import crew_moves, pairs, spreads
+from solver.programs.polish import descended
 from solver.schedule.encoders.layer_table import (
     Integers,
     LayerKind,
@@ -48,6 +49,7 @@ OVERFLOW = 1e-3
 # Of candidates that cost the same, the one with less time on all devices together wins: it leads across plateaus of
 # the maximum.
 SLACK = 1e-4
+WORTH = 1e-12  # of the cost, for which a move is made: more than rounding
 ALL_WAYS = 20_000  # shares, up to which all are tried
 JOINING = 64  # devices, up to which all stay candidates of a later solve
 MANY = 8  # devices, beyond which units move only from the slowest and to the fastest
@@ -163,16 +165,19 @@ def redraft(setting: Setting, kind: LayerKind, units: Units, terms: Terms) -> Dr
 
 def improved(draft: Draft, terms: Terms, axes: Collection[Axis] = tuple(Axis)) -> Draft:
     """Move units of these axes as long as that pays."""
-    table, units, best = draft.table, draft.units, draft.score
-    terms = terms.only(draft.devices)
-    while True:
-        candidates = _after(units, _moves(table, units, axes))
-        scores = _score(table, candidates, terms)
-        if scores.min(initial=np.inf) >= best - 1e-12:
-            return Draft(table, draft.devices, units, best)
-        winner = int(scores.argmin())
-        best = float(scores[winner])
-        units = {axis: counts[winner] for axis, counts in candidates.items()}
+    table, terms = draft.table, terms.only(draft.devices)
+
+    def by_axis(units: Integers) -> dict[Axis, Integers]:
+        return {axis: units[..., number, :] for number, axis in enumerate(draft.units)}
+
+    score, units = descended(
+        np.stack(list(draft.units.values())),
+        lambda own: np.concatenate([own[None], own + _moves(table, by_axis(own), axes)]),
+        lambda some: _score(table, by_axis(some), terms),
+        lambda some: np.ones(len(some), bool),
+        WORTH,
+    )
+    return Draft(table, draft.devices, by_axis(units), score)
 
 
 def neighbours(setting: Setting, layer: Configuration, terms: Terms, most: int | None = None) -> list[Configuration]:
