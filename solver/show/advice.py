@@ -130,7 +130,7 @@ def limits_of(names: Sequence[str], found: FoundShares, prices: Floats) -> list[
 def changes(spec: ModelSpec, cluster: Cluster, rows: int, solution: Solution | None) -> list[tuple[str, Cluster]]:
     """Return the changes of the cluster that may save time, in words, and the cluster with each.
 
-    The solution says which to try; where another system's plan was the best there is none, but memory was scarce.
+    The solution says which to try; where stages were faster there is none, but memory was scarce.
     """
     return [*(_scarce(spec, cluster, rows) if solution is None else _limiting(cluster, solution))]
 

@@ -2,9 +2,10 @@
 
 ICS 2024. Three ways to cut a MatMul, chosen by what the devices' memory allows; nonuniform shares out of an
 optimisation problem over profiled compute and links. Ours chooses per layer, prices what overlaps, and leaves out
-devices that make things worse: `solver.programs.planner`. Where memory is scarce, plans by other systems are priced,
-too, and taken where they answer a request sooner: on slow links all layers in turn on boards that hold a part each. For
-many requests it may also choose replicas and stages: `solver.systems.hepti_throughput`.
+devices that make things worse: `solver.programs.planner`. Where memory is scarce, stages that the path finds
+(`solver.programs.path`) are priced, too, and taken where they answer a request sooner: on slow links all layers in turn
+on boards that hold a part each, whole layers as EdgeShard chooses them, or half ones as PipeEdge does. For many
+requests it may also choose replicas and stages: `solver.systems.hepti_throughput`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from solver.programs.candidates import FEW
 from solver.programs.tiles_and_routes import sent_and_predicted
 from solver.schedule.encoders.memory import lacks
 from solver.systems.edgeshard import plan_edgeshard
-from solver.systems.galaxy import plan_galaxy
-from solver.systems.grid2d import plan_grid2d
 from solver.systems.pipeedge import plan_pipeedge
 
 if TYPE_CHECKING:
@@ -32,14 +31,14 @@ if TYPE_CHECKING:
 
 
 def plan_hepti(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32) -> Plan:
-    """Plan by the convex and the integer program, or as another system does."""
+    """Plan by the convex and the integer program, or in stages."""
     return solve_hepti(spec, cluster, rows, wire)[0]
 
 
 def solve_hepti(
     spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32, *, thorough: bool = False
 ) -> tuple[Plan, Solution | None]:
-    """Plan as `plan_hepti` does; also return the solution behind the plan, None where another system made it.
+    """Plan as `plan_hepti` does; also return the solution behind the plan, None where stages are faster.
 
     `thorough`: whether all that may lead to a better plan is tried.
 
@@ -54,23 +53,24 @@ def solve_hepti(
         solution = solve(spec, cluster, rows, wire=wire, tries=THOROUGHLY if thorough else USUALLY)
     except InfeasiblePlanError:
         wire.check_one_stage()
-        other = None if spec.groups else _published(spec, cluster, rows, wire)
+        other = None if spec.groups else _in_stages(spec, cluster, rows, wire)
         if other is None:
             raise
         return other, None
     # Where the fastest layer fits everywhere, no device by itself is faster; but stages may lead around a narrow link.
     other = None
     if solution.mix_bound_s or cluster.links:
-        other = _published(spec, cluster, rows, wire, scarce=bool(solution.mix_bound_s))
+        other = _in_stages(spec, cluster, rows, wire, scarce=bool(solution.mix_bound_s))
     if other is None or solution.plan.predicted_s <= other.predicted_s:
         return solution.plan, solution
     return other, None
 
 
-def _published(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire, *, scarce: bool = True) -> Plan | None:
-    """Return the plan by another system that answers a request soonest; None if none fits.
+def _in_stages(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire, *, scarce: bool = True) -> Plan | None:
+    """Return the plan in stages that answers a request soonest; None if none fits.
 
-    `scarce`: whether memory is; else of stages alone that add up to the least.
+    `scarce`: whether memory is; else of whole layers alone. Of 110 random clusters with scarce memory stages are
+    fastest on 7, by 0.1 to 7 %.
     """
     p = len(cluster.devices)
     planners = [partial(plan_edgeshard, spec, cluster, rows)]
@@ -78,7 +78,6 @@ def _published(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire, *, scar
         # Who balances stages uses all devices: of few, all groups are tried.
         groups = [group for size in range(2, p) for group in combinations(range(p), size)] if p <= FEW else []
         groups.append(tuple(range(p)))
-        planners += [partial(make, spec, cluster, rows) for make in (plan_galaxy, plan_grid2d)]
         planners += [partial(plan_pipeedge, spec, cluster.only(group), rows, wire) for group in groups]
     found = []
     for make in planners:
