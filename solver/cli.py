@@ -15,7 +15,7 @@ from solver.base.errors import HeptiError
 from solver.base.front import program
 from solver.base.progress import progress, signs_of_life
 from solver.base.tables import new_console
-from solver.cluster.cluster import GIB, Cluster
+from solver.cluster.cluster import Cluster
 from solver.cluster.named import asked_cluster
 from solver.cluster.whatif import BOARDS
 from solver.decoder_cli import is_about_decoder, refuse_decoder_options, run_decoder
@@ -24,7 +24,7 @@ from solver.model.kinds.weight import PRECISIONS as DECODER_PRECISIONS
 from solver.model.named import named_model
 from solver.model.spec import DEFAULT_ROWS, ModelSpec, request_rows
 from solver.models import encoder_of
-from solver.network_cli import PRINTED, is_about_network, run_network
+from solver.network_cli import is_about_network, run_network
 from solver.plan.file import plan_to_price, read_plan
 from solver.plan.plan import Plan, Wire
 from solver.plan.writing import plan_table, plan_to_json
@@ -34,9 +34,17 @@ from solver.schedule.decoders.asked import CONTEXT, PRECISION, PROMPT, TOKENS
 from solver.schedule.encoders.memory import lacks
 from solver.schedule.encoders.stages import PricedPlan, price_plan
 from solver.show.advice import Upgrade, bounds, changes, limits, other_systems, proved_encoder, upgrades
-from solver.show.comparison import beside_devices, compare, compared, winners
+from solver.show.comparison import beside_devices, compare, compared
 from solver.show.explanation import explain, explanation_to_json, print_explanation
-from solver.show.pictures import SUFFIXES, check_pictures, plot_timeline, plot_winners
+from solver.show.pictures import (
+    PRINTED,
+    SUFFIXES,
+    check_map,
+    check_pictures,
+    draw_winners,
+    plot_timeline,
+    request_drawn,
+)
 from solver.show.plan_tables import (
     priced_to_json,
     print_comparison,
@@ -57,9 +65,6 @@ from solver.systems.named import ALONE
 ABOUT = "Plan for a cluster that need not be there, and show who gets what."
 EXAMPLE = "example: hepti plan --model bert-large --cluster mixed4 --rows 256 --out plan.json"
 OBJECTIVES = ("latency", "throughput")
-# Where the map says who wins: links from slow radio to beyond a gigabit, and times the memory that the devices have.
-MAP_MBPS = (10, 30, 100, 240, 500, 940, 2350)
-MAP_MEMORY = (0.125, 0.25, 0.5, 1, 2)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -108,7 +113,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--map", nargs="?", const=PRINTED, type=Path, metavar="FILE.svg|png|pdf",
-        help="draw who wins over bandwidth and memory; of a convolutional network or language model print who has what",
+        help="draw who wins over bandwidth and memory; without a file print who has what (networks, language models)",
     )  # fmt: skip
     parser.add_argument(
         "--schedule", nargs="?", const="", metavar="DEVICE", help="print what the plan does step by step, on a device"
@@ -217,14 +222,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.map:
         if options.map == PRINTED:
             raise HeptiError("--map needs a file to draw into: --map FILE.svg")
-        if options.json and not options.compare:
-            raise HeptiError("--json prints, --map only draws: leave --json out, or add --compare")
-        for setting in options.set:
-            if setting.partition("=")[0].endswith(".bandwidth_mbps"):
-                raise HeptiError(
-                    f"--set {setting}: --map draws links of {MAP_MBPS[0]} to {MAP_MBPS[-1]} Mbps, whatever they are: "
-                    f"leave one of the two out"
-                )
+        check_map(options)
     for name in ("plot", "schedule"):
         if options.explain and getattr(options, name) is not None:
             raise HeptiError(f"--explain prints how the plan was found, and no more: leave out --{name}")
@@ -235,10 +233,9 @@ def _check(options: argparse.Namespace) -> None:
         raise HeptiError("--deadline-ms is of --system coedge, for convolutional networks: leave it out")
     if options.objective == "throughput" and options.system not in (None, DEFAULT, THROUGHPUT):
         raise HeptiError(f"--objective throughput is for --system hepti, {options.system} has its own objective")
-    for path in (options.plot, options.map):
-        if path is not None:
-            check_path(path, SUFFIXES)
-            check_pictures()
+    if options.plot is not None:
+        check_path(options.plot, SUFFIXES)
+        check_pictures()
     if options.out is not None:
         check_path(options.out, (".json",))
 
@@ -257,7 +254,7 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
     found = price_plan(spec, cluster, plan, rows)
     if options.plot:
         title = f"{_title(options, spec, rows)}{links(cluster)}\npredicted by {plan.system}: {_predicted(found)}"
-        plot_timeline(cluster, found, options.plot, title)
+        plot_timeline(cluster, request_drawn(found), found.prediction.seconds, options.plot, title)
         say_drawn(options, options.plot)
     if options.schedule is not None:
         _show_schedule(options, cluster, found)
@@ -381,14 +378,11 @@ def _map(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: i
     objective, wire = options.objective, Wire(options.wire)
     # What is made for the other objective wins nowhere.
     systems = [name for name in plans_for(spec) if objective == "throughput" or name != THROUGHPUT]
-    bandwidths = [mbps * 1e6 / 8 for mbps in MAP_MBPS]
-    with progress("mapping", len(MAP_MBPS) * len(MAP_MEMORY) * len(systems), unit="plans") as advance:
-        found = winners(spec, cluster, rows, bandwidths, MAP_MEMORY, systems, objective, wire, advance)
-    gib = sorted(device.memory_bytes / GIB for device in cluster.devices)
-    memories = [
-        f"\N{MULTIPLICATION SIGN}{times:g}\n{_range(times * gib[0], times * gib[-1])} GiB" for times in MAP_MEMORY
-    ]
-    plot_winners(found, MAP_MBPS, memories, options.map, f"{_title(options, spec, rows)}: who wins by {objective}")
+    title = f"{_title(options, spec, rows)}: who wins by {objective}"
+    draw_winners(
+        options.map, title, cluster, systems,
+        lambda other, advance: compare(spec, other, rows, wire, systems, advance), objective,
+    )  # fmt: skip
     say_drawn(options, options.map)
 
 
@@ -405,7 +399,3 @@ def _predicted(found: PricedPlan) -> str:
 def _title(options: argparse.Namespace, spec: ModelSpec, rows: int) -> str:
     """Return what is planned, in words."""
     return f"{encoder_title(spec, rows)} {place(options)}"
-
-
-def _range(least: float, most: float) -> str:
-    return " to ".join(dict.fromkeys(f"{float(f'{gib:.3g}'):g}" for gib in (least, most)))

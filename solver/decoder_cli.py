@@ -8,7 +8,7 @@ import sys
 
 from solver.base.command import check_path, write_whole
 from solver.base.errors import HeptiError
-from solver.base.phrases import did_you_mean
+from solver.base.phrases import did_you_mean, ms
 from solver.base.progress import progress
 from solver.base.tables import new_console
 from solver.cluster.cluster import Cluster
@@ -16,7 +16,6 @@ from solver.cluster.named import asked_cluster
 from solver.model.decoder import Decoder
 from solver.model.named_decoders import NAMED_DECODERS, named_decoder
 from solver.models import decoder_of, kind_of
-from solver.network_cli import PRINTED
 from solver.plan.decoder_plan import DecoderPlan
 from solver.plan.file import plan_to_price, planned_model, read_any_plan, read_plan
 from solver.plan.plan import WIRES, Wire
@@ -41,17 +40,25 @@ from solver.show.decoder_tables import (
     print_shares_map,
 )
 from solver.show.explanation import decoder_explanation_to_json, print_decoder_explanation
+from solver.show.pictures import (
+    SUFFIXES,
+    check_map,
+    check_pictures,
+    draw_winners,
+    draws_map,
+    pass_drawn,
+    plot_timeline,
+)
 from solver.show.plan_tables import print_estimated
 from solver.show.schedule_table import print_schedule, schedule_rows, schedule_to_json
-from solver.show.titles import links, place
+from solver.show.titles import links, place, say_drawn
 from solver.systems import DEFAULT
-from solver.systems.decoders import plan_decoder
+from solver.systems.decoders import SYSTEMS, plan_decoder
 
 # Options that are about other models, with what they are about.
 REFUSED = {
     "rows": "the length of a text that is encoded",
     "deadline_ms": "images",
-    "plot": "encoders and convolutional networks",
 }
 # Options that only a language model has.
 OWN = ("precision", "prompt", "tokens", "context", "sequences", "cache")
@@ -98,6 +105,13 @@ def run_decoder(options: argparse.Namespace) -> None:
     if options.compare:
         _compare(options, model, cluster, asked)
         return
+    if draws_map(options):
+        draw_winners(
+            options.map, f"{decoder_title(model, asked)}, {place(options)}: who wins by tokens a second", cluster, [*SYSTEMS],
+            lambda other, advance: compare_decoders(model, other, asked, SYSTEMS, advance),
+        )  # fmt: skip
+        say_drawn(options, options.map)
+        return
     if options.prove is None:
         plan = plan_decoder(options.system or DEFAULT, model, cluster, asked)
     else:
@@ -118,23 +132,35 @@ def _check(options: argparse.Namespace) -> None:
         raise HeptiError(f"--objective {options.objective} is for encoders, a language model is planned for one answer")
     if options.wire not in (None, *WIRES):
         raise HeptiError(f"--wire {options.wire} is for an encoder's stages, a language model sends {', '.join(WIRES)}")
-    if options.map not in (None, PRINTED):
-        raise HeptiError(f"--map prints who has what of a language model: leave {options.map} out")
+    if draws_map(options):
+        check_map(options)
     other = "--compare" if options.compare else "--price" if options.price else ""
-    own = ("precision", "context", "sequences", "cache") if options.price else ("schedule", "map", "price")
+    own = ("precision", "context", "sequences", "cache") if options.price else ("schedule", "map", "price", "plot")
     for name in ("system", "out", *own):
         if other and getattr(options, name) is not None:
             raise HeptiError(f"--{name} is for a plan that is made, {other} makes none: leave one of the two out")
     printed = [name for name in ("json", "schedule", "map") if getattr(options, name) not in (None, False)]
     if "map" in printed and len(printed) > 1:
         raise HeptiError(f"--map prints who has what, and no more: leave out --{printed[0]}")
-    for name in ("schedule", "map", "price", "compare"):
+    for name in ("schedule", "map", "price", "compare", "plot"):
         if options.explain and getattr(options, name) not in (None, False):
             raise HeptiError(f"--explain prints how the plan was found, and no more: leave out --{name}")
     if options.explain and options.system not in (None, DEFAULT):
         raise HeptiError(f"--explain is about --system {DEFAULT}, not about {options.system}: leave it out")
+    if options.plot is not None:
+        check_path(options.plot, SUFFIXES)
+        check_pictures()
     if options.out is not None:
         check_path(options.out, (".json",))
+
+
+def _plot(options: argparse.Namespace, found: PricedDecoder, title: str) -> None:
+    """Draw the timeline of a token in the middle of the answer."""
+    by = f" by {found.plan.system}" * bool(found.plan.system)
+    title = f"{title}\na token, predicted{by}: {ms(found.token.seconds)} ms"
+    steps = pass_drawn(found.token, len(found.cluster.devices))
+    plot_timeline(found.cluster, steps, found.token.seconds, options.plot, title)
+    say_drawn(options, options.plot)
 
 
 def _explain(options: argparse.Namespace, found: PricedDecoder, asked: TokenRequest) -> None:
@@ -151,6 +177,8 @@ def _explain(options: argparse.Namespace, found: PricedDecoder, asked: TokenRequ
 
 def _show(options: argparse.Namespace, found: PricedDecoder, asked: TokenRequest) -> None:
     title, console = _title(options, found.model, found.cluster, asked), new_console(highlight=False)
+    if options.plot:
+        _plot(options, found, title)
     if options.schedule is not None:
         rows = schedule_rows(found.cluster, found.token, options.schedule)
         if options.json:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from solver.base.command import check_path, write_whole
 from solver.base.errors import HeptiError
@@ -39,16 +38,15 @@ from solver.show.network_tables import (
     print_spent,
     replicas_to_json,
 )
-from solver.show.pictures import SUFFIXES, check_pictures
+from solver.show.pictures import SUFFIXES, check_map, check_pictures, draw_winners, draws_map
 from solver.show.plan_tables import print_comparison, print_estimated
 from solver.show.schedule_table import print_schedule, schedule_rows, schedule_to_json
 from solver.show.titles import links, place, say_drawn
 from solver.systems import DEFAULT
-from solver.systems.convnets import plan_network
+from solver.systems.convnets import SYSTEMS, plan_network
 from solver.systems.convnets.coedge import plan_coedge
 from solver.systems.convnets.hepti_throughput import solve_replicas
 
-PRINTED = Path("-")  # the file of --map where none is named
 # Options that are about transformers, with what they are about.
 REFUSED = {
     "rows": "the length of a text",
@@ -88,6 +86,14 @@ def run_network(options: argparse.Namespace) -> None:
     if options.compare:
         _compare(options, net, cluster)
         return
+    if draws_map(options):
+        wire = Wire(options.wire)
+        draw_winners(
+            options.map, f"{network_title(net)} {place(options)}: who wins by latency", cluster, [*SYSTEMS],
+            lambda other, advance: compare_networks(net, other, wire, SYSTEMS, advance),
+        )  # fmt: skip
+        say_drawn(options, options.map)
+        return
     if options.prove is not None:
         plan, words = proved_network(net, cluster, Wire(options.wire), options.prove)
         print(words, file=sys.stderr)
@@ -122,8 +128,8 @@ def _check(options: argparse.Namespace) -> None:
             raise HeptiError(f"--deadline-ms is {options.deadline_ms:g}, must be above 0")
     if options.wire not in (None, *WIRES):
         raise HeptiError(f"--wire {options.wire} is for a transformer's stages, a network sends {', '.join(WIRES)}")
-    if options.map not in (None, PRINTED):
-        raise HeptiError(f"--map prints who has which rows of a network: leave {options.map} out, or draw by --plot")
+    if draws_map(options):
+        check_map(options)
     other = "--compare" if options.compare else "--price" if options.price else ""
     for name in ("system", "out", *(("plot", "schedule", "map", "price") if options.compare else ())):
         if other and getattr(options, name) is not None:

@@ -139,19 +139,20 @@ def compared(spec: ModelSpec) -> tuple[str, ...]:
     return plans_for(spec) if spec.groups else tuple(PLANNERS)
 
 
-def ranked(entries: Sequence[ComparedSystem], objective: str) -> list[ComparedSystem]:
+def ranked(entries: Sequence[Entry], objective: str) -> list[Entry]:
     """Return those that can be run before those that cannot, each the best by `latency` or `throughput` first.
 
     Within 0.1 % of the best all are equal: they stand in a fixed order, `hepti` first, for throughput
-    `hepti-throughput`, then as in `PLANNERS`. What runs another model has no part in that.
+    `hepti-throughput`, then as in `PLANNERS`, then as given. What runs another model has no part in that.
     """
     best = min((entry.cost_s(objective) for entry in entries if entry.takes_part), default=np.inf)
     order = (THROUGHPUT if objective == "throughput" else DEFAULT, *PLANNERS)
 
-    def key(entry: ComparedSystem) -> tuple[bool, float, int]:
+    def key(entry: Entry) -> tuple[bool, float, int]:
         cost = entry.cost_s(objective)
         tied = entry.takes_part and cost <= best * (1 + TIE)
-        return bool(entry.lacks), best if tied else cost, order.index(entry.planner)
+        place = order.index(entry.planner) if entry.planner in order else len(order)
+        return bool(entry.lacks), best if tied else cost, place
 
     return sorted(entries, key=key)
 
@@ -165,34 +166,27 @@ def winner(entries: Sequence[ComparedSystem], objective: str) -> ComparedSystem 
 
 
 def winners(
-    spec: ModelSpec,
+    entries: Callable[[Cluster], Sequence[ComparedSystem]],
     cluster: Cluster,
-    rows: int,
     bandwidths: Sequence[float],
     memories: Sequence[float],
-    systems: Iterable[str],
     objective: str,
-    wire: Wire = Wire.FLOAT32,
-    advance: Callable[[int], None] = lambda _: None,
 ) -> list[list[Won]]:
     """Return who wins where, [memory][bandwidth].
 
     Parameters
     ----------
+    entries
+        Compares those who take part on a cluster; `single`, the best board alone, is among them.
     bandwidths
         Bytes a second of every device's link.
     memories
         What every device has, in times of what it has in the cluster.
-    systems
-        Who takes part; `single`, the best board alone, is among them.
-    advance
-        Called with 1 after each system of each place.
     """
-    systems = tuple(systems)
 
     def best(bandwidth: float, memory: float) -> Won:
-        entries = compare(spec, _changed(cluster, bandwidth, memory), rows, wire, systems, advance)
-        able = [entry for entry in ranked(entries, objective) if entry.takes_part]
+        found = entries(_changed(cluster, bandwidth, memory))
+        able = [entry for entry in ranked(found, objective) if entry.takes_part]
         if not able:
             return Won("", 0.0, 0.0)
         own = able[0].cost_s(objective)

@@ -21,6 +21,7 @@ from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.plan.writing import plan_table
 from solver.schedule.decoders.asked import TokenRequest
 from solver.show.advice import saved_at_most
+from solver.show.comparison import ranked
 from solver.show.decoder_facts import AnswerBound, ComparedDecoder, PricedDecoder
 from solver.show.network_tables import bar, legend
 from solver.show.plan_tables import MOST_LISTED
@@ -145,7 +146,7 @@ def print_beside(
     assert facts is not None
     table = new_table("predicted", "system", "tokens\na second", "first\ns", "this plan is")
     own = ComparedDecoder(plan.system, facts.token_s, 1 / facts.token_s, 0, (0,), first_s=facts.first_s)
-    for entry in _ranked([own, *(other for other in others if other.system != plan.system)]):
+    for entry in ranked([own, *(other for other in others if other.system != plan.system)], "latency"):
         compared = entry is not own and bool(entry.weights_bytes)
         ratio = f"{entry.seconds / facts.token_s:.2f} times as fast" if compared else ""
         table.add_row(*_figures(entry), ratio, style="bold" if entry is own else "dim" if entry.lacks else "")
@@ -162,7 +163,7 @@ def print_decoders(console: Console, entries: Sequence[ComparedDecoder], title: 
     console.print(title, markup=False)
     headings = ("system", "tokens\na second", "first\ns", "KiB sent\na token", "weights:\nmost MiB", "least MiB")
     table = new_table("predicted", *headings)
-    entries = _ranked(entries)
+    entries = ranked(entries, "latency")
     for place, entry in enumerate(entries):
         held = entry.weights_bytes
         table.add_row(
@@ -182,7 +183,7 @@ def print_decoders(console: Console, entries: Sequence[ComparedDecoder], title: 
 
 def decoders_to_json(model: Decoder, cluster: Cluster, entries: Sequence[ComparedDecoder], asked: TokenRequest) -> str:
     """Return the same as JSON; the winner by name, null where nothing can be run."""
-    able = [entry for entry in _ranked(entries) if not entry.lacks]
+    able = [entry for entry in ranked(entries, "latency") if not entry.lacks]
     table = {
         "model": {"name": model.name, "fingerprint": model.fingerprint},
         "cluster": {"fingerprint": cluster.fingerprint},
@@ -198,10 +199,6 @@ def decoders_to_json(model: Decoder, cluster: Cluster, entries: Sequence[Compare
         "winner": able[0].system if able else None,
     }
     return json.dumps(table, indent=1) + "\n"
-
-
-def _ranked(entries: Sequence[ComparedDecoder]) -> list[ComparedDecoder]:
-    return sorted(entries, key=lambda entry: (bool(entry.lacks), entry.seconds))
 
 
 def _figures(entry: ComparedDecoder) -> tuple[str, str, str]:

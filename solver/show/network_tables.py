@@ -23,7 +23,7 @@ from solver.plan.writing import plan_table
 from solver.schedule.networks.segment_steps import weights_of
 from solver.schedule.price import PricedStep
 from solver.show.advice import Bounds
-from solver.show.comparison import ComparedSystem
+from solver.show.comparison import ComparedSystem, ranked
 from solver.show.network_facts import PricedNetwork, work
 from solver.show.plan_tables import MOST_LISTED
 from solver.show.system_tables import print_notes
@@ -190,7 +190,7 @@ def print_networks(console: Console, entries: Sequence[ComparedSystem], title: s
     """Print every system's prediction, the fastest that can be run first; and who wins."""
     console.print(title, markup=False)
     table = new_table("predicted", "system", "ms", "MiB\nsent", "weights:\nmost MiB", "least MiB")
-    entries = sorted(entries, key=lambda entry: (bool(entry.lacks), entry.seconds))
+    entries = ranked(entries, "latency")
     for place, entry in enumerate(entries):
         held = entry.weights_bytes
         table.add_row(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -10,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from solver.base.command import whole_file
+from solver.base.command import check_path, whole_file
 from solver.base.environment import install
 from solver.base.errors import HeptiError
-from solver.cluster.cluster import Cluster
+from solver.base.progress import progress
+from solver.cluster.cluster import GIB, Cluster
 from solver.schedule.encoders.stages import PricedPlan
-from solver.schedule.price import PricedStep
+from solver.schedule.price import Price, PricedStep
 from solver.schedule.timing import Times
-from solver.show.comparison import Won
+from solver.show.comparison import ComparedSystem, Won, winners
 
 MOST_DRAWN = 32  # devices
 SUFFIXES = (".svg", ".png", ".pdf")
@@ -38,6 +41,10 @@ NO_SCALE = "#fff2cc"  # behind what is beside no board alone
 BLACK_UP_TO = 0.71  # of the scale: on darker ground white letters stand out more
 SAID = 0.005  # of a plan's seconds: less is not said to be left out of a picture
 LEAST_SCALE = 1.5  # times: of a map on which nobody is much faster than a board alone
+# Where the map says who wins: links from slow radio to beyond a gigabit, and times the memory that the devices have.
+MAP_MBPS = (10, 30, 100, 240, 500, 940, 2350)
+MAP_MEMORY = (0.125, 0.25, 0.5, 1, 2)
+PRINTED = Path("-")  # the file of --map where none is named
 
 
 def check_pictures() -> None:
@@ -72,9 +79,15 @@ def save_figure(figure: Any, path: Path) -> None:
         figure.savefig(temporary, format=path.suffix.removeprefix("."))
 
 
-def plot_timeline(cluster: Cluster, priced: PricedPlan, path: Path, title: str) -> None:
-    """Draw what every device does over time in a request on the fastest replica; of layers that are alike, one."""
-    drawn = _drawn(priced)
+def plot_timeline(cluster: Cluster, steps: Sequence[RankedStep], seconds: float, path: Path, title: str) -> None:
+    """Draw what every device does over time in these steps, which take so many seconds; of layers that are alike, one.
+
+    Parameters
+    ----------
+    steps
+        As of `request_drawn` or `pass_drawn`.
+    """
+    drawn = _each_once(steps)
     ranks = _ranks_to_draw(drawn, len(cluster.names))
     figure = new_figure(WIDTH, 2.6 + 0.34 * len(ranks))
     axes = figure.subplots()
@@ -83,7 +96,7 @@ def plot_timeline(cluster: Cluster, priced: PricedPlan, path: Path, title: str) 
     names = [cluster.names[rank] + ": no share" * (rank not in busy) for rank in ranks]
     axes.set_yticks(range(len(ranks)), names)
     axes.set(xlim=(0, ends[-1]), ylim=(len(ranks) - 0.5, -1.5))
-    total, counted = 1e3 * priced.prediction.seconds, sum(1e3 * step.repeats * _end_s(step) for _, step in drawn)
+    total, counted = 1e3 * seconds, sum(1e3 * step.repeats * _end_s(step) for _, step in drawn)
     ms = f"ms: {in_ms(ends[-1])} of the {in_ms(total)} are drawn, of layers that are alike one"
     if total - counted > SAID * total:
         ms += f", without {in_ms(total - counted)} of the first"
@@ -127,6 +140,60 @@ def plot_winners(
     save_figure(figure, path)
 
 
+def draws_map(options: argparse.Namespace) -> bool:
+    """Return whether --map draws who wins where; without a file it prints who has what."""
+    return options.map not in (None, PRINTED)
+
+
+def check_map(options: argparse.Namespace) -> None:
+    """Refuse, before anything is planned, what says nothing beside a map that is drawn, and a file that cannot be.
+
+    Raises
+    ------
+    HeptiError
+        Naming the option.
+    """
+    for name in ("system", "out", "plot", "schedule", "explain", "prove", "price", "deadline_ms"):
+        if getattr(options, name) not in (None, False):
+            option = name.replace("_", "-")
+            raise HeptiError(f"--{option} is for one plan, --map is about all systems: leave one of the two out")
+    if options.json and not options.compare:
+        raise HeptiError("--json prints, --map only draws: leave --json out, or add --compare")
+    for setting in options.set:
+        if setting.partition("=")[0].endswith(".bandwidth_mbps"):
+            raise HeptiError(
+                f"--set {setting}: --map draws links of {MAP_MBPS[0]} to {MAP_MBPS[-1]} Mbps, whatever they are: "
+                f"leave one of the two out"
+            )
+    check_path(options.map, SUFFIXES)
+    check_pictures()
+
+
+def draw_winners(
+    path: Path, title: str, cluster: Cluster, systems: Sequence[str],
+    compare: Callable[[Cluster, Callable[[int], None]], Sequence[ComparedSystem]], objective: str = "latency",
+) -> None:  # fmt: skip
+    """Draw who wins where, over what links carry and what memory devices have.
+
+    Parameters
+    ----------
+    compare
+        Compares the systems on a cluster, and calls its second argument with 1 after each.
+    """
+    bandwidths = [mbps * 1e6 / 8 for mbps in MAP_MBPS]
+    with progress("mapping", len(MAP_MBPS) * len(MAP_MEMORY) * len(systems), unit="plans") as advance:
+        found = winners(lambda other: compare(other, advance), cluster, bandwidths, MAP_MEMORY, objective)
+    gib = sorted(device.memory_bytes / GIB for device in cluster.devices)
+    memories = [
+        f"\N{MULTIPLICATION SIGN}{times:g}\n{_range(times * gib[0], times * gib[-1])} GiB" for times in MAP_MEMORY
+    ]
+    plot_winners(found, MAP_MBPS, memories, path, title)
+
+
+def _range(least: float, most: float) -> str:
+    return " to ".join(dict.fromkeys(f"{float(f'{gib:.3g}'):g}" for gib in (least, most)))
+
+
 def _words(won: Won) -> tuple[str, ...]:
     """Return what stands at a place of the map."""
     if not won.system:
@@ -148,17 +215,31 @@ def left_out(drawn: int, boards: int) -> str:
     return f"; {drawn} of {boards} boards are drawn" * (drawn < boards)
 
 
-def _drawn(priced: PricedPlan) -> list[RankedStep]:
-    """Return the steps that are drawn, each once.
-
-    The first of layers that are alike finds the rows as they were handed out: of several it is left out.
-    """
+def request_drawn(priced: PricedPlan) -> list[RankedStep]:
+    """Return the steps of a request on the fastest replica of an encoder."""
     found: list[RankedStep] = []
     if priced.embed_s:
         own, nothing = np.array([priced.embed_s]), np.zeros(1)
         times = Times(own, nothing, own, nothing)
         found.append(((0,), PricedStep("start", "embed", (), (), 1, times, nothing, nothing)))
-    found += priced.fastest.steps
+    return [*found, *priced.fastest.steps]
+
+
+def pass_drawn(price: Price, devices: int) -> list[RankedStep]:
+    """Return the steps of a language model's pass."""
+    every = tuple(range(devices))
+
+    def layers(step: PricedStep) -> str:
+        return f"layer{'s' * ('-' in step.layers)} {step.layers}" if step.layers else ""
+
+    return [(every, replace(step, layers=layers(step))) for step in price.steps]
+
+
+def _each_once(found: Sequence[RankedStep]) -> list[RankedStep]:
+    """Return the steps that are drawn, each once.
+
+    The first of layers that are alike finds the rows as they were handed out: of several it is left out.
+    """
     often = {step.layers for _, step in found if step.repeats > 1}
     again = {(step.name, f"layer {_first(step.layers) - 1}") for _, step in found if step.repeats > 1}
     return [

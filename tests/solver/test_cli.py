@@ -107,14 +107,6 @@ def test_clusters_that_nobody_has_can_be_planned(cluster):
     assert "other devices hold nothing" in done.stdout
 
 
-def test_timeline_is_drawn(cluster, tmp_path):
-    done = solver("--model", "bert-base", "--cluster", cluster, "--system", "megatron", "--plot", tmp_path / "plan.svg")
-
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"The picture is in {tmp_path / 'plan.svg'}.\n" in done.stdout
-    assert "<svg" in (tmp_path / "plan.svg").read_text()
-
-
 def test_where_the_timeline_is_stands_beside_json(cluster, tmp_path):
     path = tmp_path / "plan.svg"
 
@@ -128,7 +120,7 @@ def test_where_the_timeline_is_stands_beside_json(cluster, tmp_path):
 def test_a_picture_without_matplotlib_is_refused_before_planning(option, cluster, monkeypatch, capsys, kept):
     planned = []
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for name in ("plan_encoder", "winners"):
+    for name in ("plan_encoder", "draw_winners"):
         monkeypatch.setattr(f"solver.cli.{name}", lambda *arguments: planned.append(arguments))
 
     code = main(["--model", "bert-base", "--cluster", str(cluster), option, "plan.svg"])
@@ -266,7 +258,7 @@ def test_a_plan_for_many_requests_has_replicas(cluster, tmp_path):
 )
 def test_what_cannot_be_written_is_refused_before_planning(arguments, cluster, monkeypatch):
     planned = []
-    for name in ("plan_encoder", "winners"):
+    for name in ("plan_encoder", "draw_winners"):
         monkeypatch.setattr(f"solver.cli.{name}", lambda *arguments: planned.append(arguments))
 
     assert main(["--model", "bert-base", "--cluster", str(cluster), *arguments]) == 2
@@ -294,9 +286,9 @@ def test_the_map_says_how_far_it_is_and_where_it_was_written(cluster, tmp_path, 
         steps.append((label, total, unit))
         yield steps.append
 
-    monkeypatch.setattr("solver.cli.progress", counted)
-    monkeypatch.setattr("solver.cli.MAP_MBPS", (100, 940))
-    monkeypatch.setattr("solver.cli.MAP_MEMORY", (1,))
+    monkeypatch.setattr("solver.show.pictures.progress", counted)
+    monkeypatch.setattr("solver.show.pictures.MAP_MBPS", (100, 940))
+    monkeypatch.setattr("solver.show.pictures.MAP_MEMORY", (1,))
     path = tmp_path / "map.svg"
     large = ["--set", "pi-1.memory_gib=1024"]
 

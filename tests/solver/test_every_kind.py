@@ -138,6 +138,34 @@ def test_a_plan_file_that_lacks_memory_is_priced_with_a_note(kind, path):
     assert "MiB more on pi-1 (has " in done.stderr
 
 
+def test_a_plan_is_drawn(kind, tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    path = tmp_path / "plan.svg"
+
+    done = kind.run("--plot", path, "--schedule", "pi-1")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"The picture is in {path}.\n")
+    drawn = path.read_text()
+    for board in ("pi-0", "pi-1", "pi-2", "pi-3", "predicted by hepti"):
+        assert board in drawn
+
+
+def test_who_wins_where_is_drawn(kind, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    monkeypatch.setattr("solver.show.pictures.MAP_MBPS", (94,))
+    monkeypatch.setattr("solver.show.pictures.MAP_MEMORY", (0.01, 1))
+    path = tmp_path / "map.svg"
+
+    done = kind.run("--map", path)
+
+    assert (done.returncode, done.stdout) == (0, f"The picture is in {path}.\n")
+    drawn = path.read_text()
+    assert "nothing fits" in drawn
+    assert "hepti" in drawn or "single" in drawn
+    assert "who wins by" in drawn
+
+
 def test_all_systems_stand_side_by_side(kind):
     done, table = kind.run("--compare"), json.loads(kind.run("--compare", "--json").stdout)
 

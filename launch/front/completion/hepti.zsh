@@ -455,7 +455,7 @@ _shtab_hepti_plan_options=(
   "--deadline-ms[of --system coedge\: least energy for an image within that time]:MS:"
   "--compare[predict all systems side by side, and plan by none]"
   "--price[predict a plan that is there, and plan nothing]:PLAN.json:_files"
-  "--map[draw who wins over bandwidth and memory\; of a convolutional network or language model print who has what]:FILE.svg|png|pdf:_files"
+  "--map[draw who wins over bandwidth and memory\; without a file print who has what (networks, language models)]:FILE.svg|png|pdf:_files"
   "--schedule[print what the plan does step by step, on a device]:DEVICE:"
   "--explain[print how the plan was found, and what limits it\; of a convolutional network where the time goes]"
   "--prove[try all, if it takes that, for a plan than which no other can be faster by more than that]:PERCENT:"

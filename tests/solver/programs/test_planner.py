@@ -452,3 +452,15 @@ def test_where_all_is_tried_plans_are_never_worse_and_some_are_better():
 
     assert max(parts) <= 1
     assert min(parts) < 0.99
+
+
+def test_planned_again_a_plan_is_no_slower_than_the_one_before():
+    """On two random clusters whose links get wider."""
+    for spec, cluster, rows in map(many_clusters.instance, (16, 22)):
+        before = solve(spec, cluster, rows)
+        wider = replace(cluster.network, bandwidth_bytes_per_s=4 * cluster.network.bandwidth_bytes_per_s)
+        other = replace(cluster, network=wider)
+
+        again = solve(spec, other, rows, before)
+
+        assert again.plan.predicted_s <= predict(spec, other, before.plan, rows).seconds * (1 + 1e-9)

@@ -23,7 +23,8 @@ def timeline(monkeypatch, tmp_path, cluster, system="hepti", layers=6):
     drawn = drawn_by(monkeypatch, pictures)
     spec = named_model("bert-base", layers=layers)
     priced = price_plan(spec, cluster, make_plan(system, spec, cluster, ROWS), ROWS)
-    pictures.plot_timeline(cluster, priced, tmp_path / "t.svg", "who does what\nand when")
+    steps, seconds = pictures.request_drawn(priced), priced.prediction.seconds
+    pictures.plot_timeline(cluster, steps, seconds, tmp_path / "t.svg", "who does what\nand when")
     (figure,) = drawn
     (axes,) = figure.axes
     return figure, axes, priced
