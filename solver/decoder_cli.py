@@ -106,8 +106,9 @@ def run_decoder(options: argparse.Namespace) -> None:
         _compare(options, model, cluster, asked)
         return
     if draws_map(options):
+        title = f"{decoder_title(model, asked)}, {place(options)}: who wins by tokens a second"
         draw_winners(
-            options.map, f"{decoder_title(model, asked)}, {place(options)}: who wins by tokens a second", cluster, [*SYSTEMS],
+            options.map, title, cluster, [*SYSTEMS],
             lambda other, advance: compare_decoders(model, other, asked, SYSTEMS, advance),
         )  # fmt: skip
         say_drawn(options, options.map)
