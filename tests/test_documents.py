@@ -16,6 +16,7 @@ from solver import cli as solver
 from solver.cluster.named import READY
 from solver.models import decoder_of, encoder_of, kind_of, network_of
 from solver.plan.file import any_plan_from_json
+from solver.show import pictures
 from tests import sweeps
 from tests.kit.cli_parsers import PARSERS
 
@@ -151,8 +152,8 @@ def test_a_written_plan_is_made(monkeypatch, capsys, tmp_path):
     assert solver.main(["--model", "resnet18", "--cluster", "mixed4", "--out", "plan.json"]) == 0
     capsys.readouterr()
     # Four points of a map for 35.
-    monkeypatch.setattr(solver, "MAP_MBPS", (240, 940))
-    monkeypatch.setattr(solver, "MAP_MEMORY", (0.5, 1))
+    monkeypatch.setattr(pictures, "MAP_MBPS", (240, 940))
+    monkeypatch.setattr(pictures, "MAP_MEMORY", (0.5, 1))
     wrong = []
 
     for line in written_plans() if sweeps.ALL else few_plans():

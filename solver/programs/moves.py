@@ -1,16 +1,18 @@
 """Moves of units between devices, each a change of the counts of all axes, [axes, p], that adds up to zero.
 
 Between two devices, on one axis or on several at once; between one and all others, in proportion to what these have;
-and of who takes part: a device hands over to another, swaps with one, leaves or joins, on several axes at once.
+and of who takes part: a device hands over to another, swaps with one, leaves or joins, on several axes at once. Of such
+moves the best is made until none pays (`descended`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations, product
 
 import numpy as np
 
+from solver.cluster.curves import Floats
 from solver.schedule.encoders.layer_table import Integers
 from solver.schedule.exchange import Mask
 
@@ -125,6 +127,36 @@ def least_changes(counts: Integers, able: Mask) -> Integers:
             moved[number] = after - own
             found.append(moved)
     return np.array(found, np.int64).reshape(-1, *counts.shape)
+
+
+def descended(
+    units: Integers, after: Callable[[Integers], Integers], cost: Callable[[Integers], Floats],
+    fits: Callable[[Integers], Mask], worth: float,
+) -> tuple[float, Integers]:  # fmt: skip
+    """Make the best of all moves as long as one pays; return what the units cost then, and the units.
+
+    Parameters
+    ----------
+    units : [axes, p]
+        To begin with.
+    after
+        Those, and what moves make of them, [n, axes, p].
+    cost, fits
+        What each of these costs, and whether it can be, [n].
+    worth
+        The part of the cost that a move has to save.
+    """
+    best = np.inf
+    while True:
+        moves = after(units)
+        costs = cost(moves)
+        best = min(best, float(costs[0]))
+        better = np.flatnonzero(costs < (1 - worth) * best)
+        cheapest_first = moves[better[np.argsort(costs[better], kind="stable")]]
+        one = next((own for own in cheapest_first if fits(own[None])[0]), None)
+        if one is None:
+            return float(costs[0]), units
+        units = one
 
 
 def _changed(counts: Integers, axes: Sequence[int], after: Integers) -> Integers:

@@ -6,14 +6,13 @@ who takes part. Of all moves (`solver.programs.moves`) the best is made, until n
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
 from solver.base.spans import largest_remainder
 from solver.cluster.curves import Floats
-from solver.programs.moves import crew_moves, pairs, spreads, together
+from solver.programs.moves import crew_moves, descended, pairs, spreads, together
 from solver.programs.shares import ClockProgram, FoundShares
 from solver.schedule.encoders.layer_table import Integers
 from solver.schedule.exchange import Mask
@@ -91,36 +90,6 @@ def polished(parted: Parted, units: Integers, *, crews: bool = True) -> tuple[fl
         return found if crews else found[((found > 0) == (own > 0)).all((1, 2))]
 
     return descended(units, after, parted.seconds, parted.fits, WORTH)
-
-
-def descended(
-    units: Integers, after: Callable[[Integers], Integers], cost: Callable[[Integers], Floats],
-    fits: Callable[[Integers], Mask], worth: float,
-) -> tuple[float, Integers]:  # fmt: skip
-    """Make the best of all moves as long as one pays; return what the units cost then, and the units.
-
-    Parameters
-    ----------
-    units : [axes, p]
-        To begin with.
-    after
-        Those, and what moves make of them, [n, axes, p].
-    cost, fits
-        What each of these costs, and whether it can be, [n].
-    worth
-        The part of the cost that a move has to save.
-    """
-    best = np.inf
-    while True:
-        moves = after(units)
-        costs = cost(moves)
-        best = min(best, float(costs[0]))
-        better = np.flatnonzero(costs < (1 - worth) * best)
-        cheapest_first = moves[better[np.argsort(costs[better], kind="stable")]]
-        one = next((own for own in cheapest_first if fits(own[None])[0]), None)
-        if one is None:
-            return float(costs[0]), units
-        units = one
 
 
 def with_other_crew(parted: Parted, units: Integers) -> Integers:

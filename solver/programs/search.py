@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis
 from solver.programs.first_shares import starts_of
-from solver.programs.moves import crew_moves, pairs, spreads
-from solver.programs.polish import descended
+from solver.programs.moves import crew_moves, descended, pairs, spreads
 from solver.schedule.encoders.layer_table import (
     Integers,
     LayerKind,
