@@ -121,11 +121,11 @@ def _parser() -> Parser:
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="print how the plan was found, and what limits it; of a convolutional network where the time goes",
+        help="print where the time goes; of a transformer how the plan was found and what limits it, too",
     )
     parser.add_argument(
         "--prove", type=_percent, metavar="PERCENT",
-        help="try all, if it takes that, for a plan than which no other can be faster by more than that",
+        help="search on until no other plan can save more than this part of the time, or all is tried; for example 5%%",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan")
     parser.add_argument("--json", action="store_true", help="print the plan and all about it as JSON, not as tables")
@@ -155,13 +155,13 @@ def _parser() -> Parser:
 
 
 def _percent(text: str) -> float:
-    """Return a number of per cent, above 0 and below 100."""
+    """Return a percentage between 0 and 100."""
     try:
         number = float(text.removesuffix("%"))
     except ValueError:
         number = 0.0
     if not 0 < number < 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of per cent above 0 and below 100, such as 5%")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage between 0 and 100, such as 5%")
     return number
 
 

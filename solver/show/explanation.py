@@ -54,7 +54,7 @@ class DeviceSeconds:
 
 def seconds_spent(names: Sequence[str], price: Price) -> list[DeviceSeconds]:
     """Return what each device that computes or handles anything does with the time."""
-    spent = (price.compute_s - price.handled_s, price.handled_s, price.exchange_s, price.idle_s)
+    spent = (price.compute_s - price.handled_s, price.handled_s, price.exchange_s, np.maximum(price.idle_s, 0.0))
     every = zip(names, *(own.tolist() for own in spent), strict=True)
     return [DeviceSeconds(*own) for own in every if own[1] + own[2] > 0]
 
@@ -178,7 +178,7 @@ def print_decoder_explanation(console: Console, priced: PricedDecoder, found: Ex
     console.print(table)
     console.print("Best: by the program of shares; a descent then moves units, also within groups of heads.")
     console.print(f"The plan's answer takes {ms(found.answer_s)} ms.")
-    _print_spent(console, seconds_spent(priced.cluster.names, priced.token), "a token in its middle")
+    _print_spent(console, seconds_spent(priced.cluster.names, priced.token), "a token in the middle of the answer")
     _print_limits(console, found.limits, "an answer")
     console.print(
         f"Could units be parted between its devices, it would take {ms(found.parted_s)} ms: that they are whole costs "
