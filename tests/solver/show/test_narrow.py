@@ -8,7 +8,7 @@ from solver.cli import main
 from tests.kit import inside, narrow, planned_once
 
 COMMANDS = {
-    "encoder": ["--model", "bert-large", "--layers", "3", "--cluster", "mixed4", "--without", "pi-3"],
+    "encoder": ["--model", "bert-base", "--layers", "2", "--cluster", "pi4,pi5"],
     "encoder in stages": ["--model", "bert-base", "--layers", "4", "--cluster", "mixed4", "--system", "pipeedge"],
     "all systems": ["--model", "bert-base", "--layers", "2", "--cluster", "mixed4", "--compare"],
     "explained": ["--model", "bert-base", "--layers", "2", "--cluster", "mixed4", "--without", "pi-3", "--explain"],
