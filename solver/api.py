@@ -181,7 +181,7 @@ def make_plan(
 
 
 def plan_encoder(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire) -> tuple[Plan, Solution | None]:
-    """Plan by the named system, and return with it the solution behind it, where it is hepti's own.
+    """Plan by the named system, and return with it how it was found, where it is hepti's own.
 
     Raises
     ------

@@ -38,9 +38,8 @@ from solver.show.comparison import beside_devices, compare, compared
 from solver.show.explanation import explain, explanation_to_json, print_explanation
 from solver.show.pictures import (
     PRINTED,
-    SUFFIXES,
     check_map,
-    check_pictures,
+    check_picture,
     draw_winners,
     plot_timeline,
     request_drawn,
@@ -205,11 +204,10 @@ def _check_prove(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     """Refuse, before anything is planned, what cannot be written and options that say nothing beside others."""
-    if options.compare or options.map:
-        other = "--compare" if options.compare else "--map"
+    if options.compare:
         for name in ("system", "out", "plot", "schedule", "explain", "prove"):
             if getattr(options, name) not in (None, False):
-                raise HeptiError(f"--{name} is for one plan, {other} is about all systems: leave one of the two out")
+                raise HeptiError(f"--{name} is for one plan, --compare is about all systems: leave one of the two out")
     if options.price:
         for name in ("system", "out", "plot", "map", "compare", "explain"):
             if getattr(options, name):
@@ -234,8 +232,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.objective == "throughput" and options.system not in (None, DEFAULT, THROUGHPUT):
         raise HeptiError(f"--objective throughput is for --system hepti, {options.system} has its own objective")
     if options.plot is not None:
-        check_path(options.plot, SUFFIXES)
-        check_pictures()
+        check_picture(options.plot)
     if options.out is not None:
         check_path(options.out, (".json",))
 

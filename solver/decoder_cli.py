@@ -41,9 +41,8 @@ from solver.show.decoder_tables import (
 )
 from solver.show.explanation import decoder_explanation_to_json, print_decoder_explanation
 from solver.show.pictures import (
-    SUFFIXES,
     check_map,
-    check_pictures,
+    check_picture,
     draw_winners,
     draws_map,
     pass_drawn,
@@ -149,8 +148,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.explain and options.system not in (None, DEFAULT):
         raise HeptiError(f"--explain is about --system {DEFAULT}, not about {options.system}: leave it out")
     if options.plot is not None:
-        check_path(options.plot, SUFFIXES)
-        check_pictures()
+        check_picture(options.plot)
     if options.out is not None:
         check_path(options.out, (".json",))
 

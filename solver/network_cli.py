@@ -38,7 +38,7 @@ from solver.show.network_tables import (
     print_spent,
     replicas_to_json,
 )
-from solver.show.pictures import SUFFIXES, check_map, check_pictures, draw_winners, draws_map
+from solver.show.pictures import check_map, check_picture, draw_winners, draws_map
 from solver.show.plan_tables import print_comparison, print_estimated
 from solver.show.schedule_table import print_schedule, schedule_rows, schedule_to_json
 from solver.show.titles import links, place, say_drawn
@@ -141,8 +141,7 @@ def _check(options: argparse.Namespace) -> None:
     if "map" in printed and len(printed) > 1:
         raise HeptiError(f"--map prints who has which rows, and no more: leave out --{printed[0]}")
     if options.plot is not None:
-        check_path(options.plot, SUFFIXES)
-        check_pictures()
+        check_picture(options.plot)
     if options.out is not None:
         check_path(options.out, (".json",))
 

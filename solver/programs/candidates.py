@@ -45,7 +45,7 @@ HOPELESS = 1.5  # times the best score of smaller crews: larger ones are not tri
 def main_kinds(blocks: tuple[Block, ...]) -> tuple[LayerKind, ...]:
     """Return the kinds that are tried where devices are many: those with norms on rows, and blocks with all on full.
 
-    The others were never best of 8 to 16 devices, and seldom near.
+    The others were never best of 9 to 16 boards, for which all were tried.
     """
     full = (BLOCK_FULL,) * len(blocks)
     return tuple(

@@ -59,6 +59,12 @@ def check_pictures() -> None:
         raise HeptiError(f"pictures need matplotlib: {install('plot')}")
 
 
+def check_picture(path: Path) -> None:
+    """Refuse, before anything is planned, a file that cannot be drawn; errors as `check_path` and `check_pictures`."""
+    check_path(path, SUFFIXES)
+    check_pictures()
+
+
 def new_figure(width: float, height: float) -> Any:
     """Return an empty matplotlib figure of this size, in inches; errors as `check_pictures`."""
     check_pictures()
@@ -165,8 +171,7 @@ def check_map(options: argparse.Namespace) -> None:
                 f"--set {setting}: --map draws links of {MAP_MBPS[0]} to {MAP_MBPS[-1]} Mbps, whatever they are: "
                 f"leave one of the two out"
             )
-    check_path(options.map, SUFFIXES)
-    check_pictures()
+    check_picture(options.map)
 
 
 def draw_winners(

@@ -38,7 +38,7 @@ def plan_hepti(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.F
 def solve_hepti(
     spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32, *, thorough: bool = False
 ) -> tuple[Plan, Solution | None]:
-    """Plan as `plan_hepti` does; also return the solution behind the plan, None where stages are faster.
+    """Plan as `plan_hepti` does; also return how it was found, None where stages are faster.
 
     `thorough`: whether all that may lead to a better plan is tried.
 
@@ -69,7 +69,7 @@ def solve_hepti(
 def _in_stages(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire, *, scarce: bool = True) -> Plan | None:
     """Return the plan in stages that answers a request soonest; None if none fits.
 
-    `scarce`: whether memory is; else of whole layers alone. Of 110 random clusters with scarce memory stages are
+    `scarce`: whether memory is; else of whole layers alone. Of some 110 random clusters with scarce memory stages are
     fastest on 7, by 0.1 to 7 %.
     """
     p = len(cluster.devices)

@@ -176,9 +176,13 @@ def answer_passes(asked: TokenRequest) -> list[AnswerPass]:
     A token's pass has a row of each sequence: of llama-3.2-1b in int4 one of four rows takes 1.8 times as long as of
     one, on an x86 core. Prompts are read one by one.
     """
-    several, prompt = asked.sequences, asked.prompt
-    read = [AnswerPass(several, rows, behind, int(behind + rows == prompt)) for rows, behind in chunks(prompt)]
-    return [AnswerPass(asked.tokens, several, asked.behind, several), *read]
+    several = asked.sequences
+    return [AnswerPass(asked.tokens, several, asked.behind, several), *prompt_passes(asked.prompt, several)]
+
+
+def prompt_passes(prompt: int, often: int = 1) -> list[AnswerPass]:
+    """Return the passes of a prompt's chunks; a word follows the last row alone."""
+    return [AnswerPass(often, rows, behind, int(behind + rows == prompt)) for rows, behind in chunks(prompt)]
 
 
 def _chunks_as_one(passes: list[AnswerPass]) -> Iterator[AnswerPass]:
@@ -438,8 +442,7 @@ def token_seconds(s: DecoderSetting, plan: DecoderPlan, behind: int, sequences: 
 
 def first_seconds(s: DecoderSetting, plan: DecoderPlan, prompt: int) -> float:
     """Return the seconds from a prompt to the first token of the answer."""
-    passes = (_seconds(s, [plan], rows, behind, int(behind + rows == prompt)) for rows, behind in chunks(prompt))
-    return float(sum(passes, np.zeros(1))[0])
+    return float(sum((_seconds(s, [plan], *one) for _, *one in prompt_passes(prompt)), np.zeros(1))[0])
 
 
 def answer_seconds(s: DecoderSetting, plan: DecoderPlan, asked: TokenRequest) -> float:
