@@ -107,7 +107,7 @@ def test_a_change_of_which_the_level_is_mended_later_is_not_a_change_back():
 
 
 def test_a_level_that_was_mended_has_held_since_the_change_before():
-    """It is left 8 measurements after the last correction, 12 in all: nothing alternates, and the next takes two again."""
+    """It is left 8 measurements after its correction, 12 in all: nothing alternates, and the next takes two again."""
     tracker, _ = follow([1.0] * 20 + [0.2, 0.2, 0.32, 0.32, 0.2, 0.2] + [0.25] * 6 + [1.0] * 15)
     for _ in range(2):
         tracker.observe(0.2)
