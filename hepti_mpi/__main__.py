@@ -47,7 +47,7 @@ def load() -> stopping.Main:
     _command(sys.argv[1:])
     if sys.argv[1:2] not in (["profile"], ["generate"]):
         with suppress(ModuleNotFoundError):  # `main` says it in one line
-            from hepti_mpi import leader  # noqa: F401
+            from hepti_mpi.session import encoder, leader  # noqa: F401
     return main
 
 
@@ -98,24 +98,13 @@ def _command(arguments: Sequence[str]) -> tuple[Callable[[], Parser], Parse, Run
         from hepti_mpi.measure import profile_command
 
         return profile_command.parser, profile_command.parse, profile_command.run, list(arguments[1:])
-    if arguments[:1] == ["rerank"]:
-        from hepti_mpi import cli, job
+    from hepti_mpi.session import cli, job
 
+    if arguments[:1] == ["rerank"]:
         return cli.rerank_parser, cli.parse_rerank, job.run_job, list(arguments[1:])
     if arguments[:1] == ["generate"]:
-        from hepti_mpi.decoding import cli as generate
-
-        return generate.parser, generate.parse, _generate, list(arguments[1:])
-    from hepti_mpi import cli, job
-
+        return cli.generate_parser, cli.parse_generate, job.run_job, list(arguments[1:])
     return cli.parser, cli.parse, job.run_job, list(arguments)
-
-
-def _generate(options: Namespace, group: Group) -> int:
-    """Run a language model."""
-    from hepti_mpi import decoder_job
-
-    return decoder_job.run(options, group)
 
 
 def begin() -> NoReturn:

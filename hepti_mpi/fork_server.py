@@ -40,9 +40,10 @@ PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 KEPT_S = 15.0  # systemd waits for 5 until it starts a service again
 # All jobs of `__main__`, and what they import only when they are to plan or to compute.
 LATE = (
-    "hepti_mpi.cli", "hepti_mpi.decoding.cli", "hepti_mpi.measure.profile_command", "hepti_mpi.job",
-    "hepti_mpi.network_job", "hepti_mpi.decoder_job", "hepti_mpi.leader", "hepti_mpi.network_leader",
-    "hepti_mpi.decoder_leader", "hepti_mpi.kernels.int8", "hepti_mpi.kernels.kinds.runs", "hepti_mpi.comm.reserve",
+    "hepti_mpi.measure.profile_command", "hepti_mpi.session.cli", "hepti_mpi.session.job", "hepti_mpi.session.leader",
+    "hepti_mpi.session.encoder_rank", "hepti_mpi.session.network_rank", "hepti_mpi.session.decoder_rank",
+    "hepti_mpi.session.encoder", "hepti_mpi.session.network", "hepti_mpi.session.decoder",
+    "hepti_mpi.kernels.int8", "hepti_mpi.kernels.kinds.runs", "hepti_mpi.comm.reserve",
     "numpy.random", "numpy.ma", "solver.programs.planner", "solver.systems.decoders", "solver.live.trials",
 )  # fmt: skip
 

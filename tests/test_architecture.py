@@ -19,7 +19,19 @@ ONE_A_PACKAGE = ("onnxruntime",)  # which folds graphs, and computes
 ORDER = {
     "solver": ("base", "model", "cluster", "plan", "schedule", "programs", "systems", "live", "show"),
     "weights": ("file", "inputs", "tokens", "convert", "networks", "decoders"),
-    "hepti_mpi": ("base", "requests", "comm", "kernels", "program", "engine", "live", "report", "decoding", "measure"),
+    "hepti_mpi": (
+        "base",
+        "requests",
+        "comm",
+        "kernels",
+        "program",
+        "engine",
+        "live",
+        "report",
+        "decoding",
+        "measure",
+        "session",
+    ),
     "launch": (
         "base",
         "start",
@@ -138,8 +150,8 @@ def test_the_packages_do_without_the_references():
 @pytest.mark.parametrize(
     "module",
     [
-        "hepti_mpi.job",
-        "hepti_mpi.decoder_job, hepti_mpi.decoder_leader, hepti_mpi.kernels.kinds.numpy_run",
+        "hepti_mpi.session.job, hepti_mpi.session.encoder",
+        "hepti_mpi.session.decoder_rank, hepti_mpi.session.decoder, hepti_mpi.kernels.kinds.numpy_run",
         "hepti_mpi.measure.profile_command, hepti_mpi.measure.profile_decoder",
     ],
 )

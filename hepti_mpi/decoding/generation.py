@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from hepti_mpi.decoding.ranks import Candidates, Ranks
 from hepti_mpi.requests.answer_text import AnswerText
+from hepti_mpi.requests.answers import CANCELLED
 from hepti_mpi.requests.lookup import History, Lookup, Proposal
 from hepti_mpi.requests.prompts import Prompt, Wishes
 from hepti_mpi.requests.sampling import CANDIDATES, choose
@@ -23,7 +24,6 @@ from weights.inputs.tokenize import PromptTokenizer
 GUESSED_ROWS = (1, 2, 4, 8)  # of passes that are timed, for what proposals cost
 TIMES = 3  # each
 SAMPLE = 128  # tokens by which an int8 cache's scales are chosen
-CANCELLED = "cancelled"  # the reason why an answer ends that nobody waits for any more
 
 Follow = Callable[[Floats, float, int, int], DecoderPlan | None]
 
@@ -186,6 +186,11 @@ class Generation:
             for place in self._places:
                 if place.answer is not None and place.answer.text.finish_reason is not None:
                     yield self._ended(place)
+
+    def forget(self) -> None:
+        """Forget what is in the caches: answers to the same prompts take as long as they did; between answers only."""
+        for place in self._places:
+            place.kept.clear()
 
     def _ended(self, place: _Place) -> TextAnswer:
         """Return a place's answer, which has ended, and free the place."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.mpi import Tag
+from hepti_mpi.comm.trace import Trace
 from hepti_mpi.comm.wires import Coding
 from hepti_mpi.engine.load import Preparation, WeightsSource
 from hepti_mpi.kernels.kinds.embedding import ReadEmbedding, ReadsRows
@@ -25,7 +26,8 @@ from solver.schedule.decoders.passes import DecoderPasses
 from solver.schedule.decoders.steps import FACTS, OWN
 
 SMALL_BYTES = 1 << 16  # of what a pass begins with that goes with the word what to compute
-END, PASS, PREPARE, CHANGE = range(4)  # what rank 0 says: let go, a pass, get what another plan needs, go on with it
+# What rank 0 says: let go, a pass, get what another plan needs, go on with it, count from here on.
+END, PASS, PREPARE, CHANGE, COUNT = range(5)
 KEPT = 8  # passes of other shapes than a token's are made anew when so many others were in between
 
 DecoderShare = Share[DecoderPasses]
@@ -68,6 +70,8 @@ class Ranks:
         Where the weights of another plan come from; None: there is none.
     reads
         On rank 0 where the rows of words come from, of plans under which it has all of the embedding.
+    trace
+        Records the last pass, where one is asked for.
 
     Attributes
     ----------
@@ -82,8 +86,9 @@ class Ranks:
 
     def __init__(
         self, share: DecoderShare, group: Group, direct: Direct, coding: Coding, source: WeightsSource | None = None,
-        reads: ReadsRows | None = None,
+        reads: ReadsRows | None = None, trace: Trace | None = None,
     ) -> None:  # fmt: skip
+        self._trace = trace
         self._group, self._direct, self._coding = group, direct, coding
         self._preparation = Preparation(source) if source else None
         self._embed = ReadEmbedding(share.passes.model.embedding, reads) if reads else None
@@ -230,6 +235,16 @@ class Ranks:
         self.pass_s[:] = 0
         self._use(share)
 
+    def count(self) -> None:
+        """Count from here on, on all ranks, and forget what was counted; rank 0 calls it, between passes."""
+        self._say(COUNT)
+        self._count()
+
+    def _count(self) -> None:
+        self.compute_s = self.passes_s = 0.0
+        self.told_s[:] = 0
+        self._group.traffic.reset()
+
     def finish(self) -> None:
         """Let the other ranks go; rank 0 calls it."""
         self._say(END)
@@ -252,6 +267,9 @@ class Ranks:
                 continue
             if word == CHANGE:
                 self._change(group.orders.take())
+                continue
+            if word == COUNT:
+                self._count()
                 continue
             own = self._pass(PassShape(first, B, S, chosen, bool(scales)))
             if group.rank in self._begins:
@@ -283,7 +301,13 @@ class Ranks:
         """Run a pass; return what this rank computed of it."""
         traffic = self._group.traffic
         started, waited_s = clock.now(), traffic.wait_s
+        traffic.trace = self._trace
+        if self._trace is not None:
+            self._trace.begin()
         own.run(starts)
+        if self._trace is not None:
+            self._trace.end()
+            traffic.trace = None  # waits for what to compute are in none
         seconds = clock.now() - started - (traffic.wait_s - waited_s)
         self.compute_s += seconds
         return seconds

@@ -1,21 +1,15 @@
-"""The report of a run with a language model, and its table."""
+"""What is said of answers in words, and the table of a run with a language model."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from hepti_mpi.comm.group import library
-from hepti_mpi.comm.hosts import Place
 from hepti_mpi.decoding.generation import TextAnswer
-from hepti_mpi.kernels.backends import of_all
-from hepti_mpi.report.report import FORMAT
 from hepti_mpi.report.tables import engine_line
-from solver.base import clock
 from solver.base.phrases import counted
 from solver.base.tables import new_table
 from solver.cluster.cluster import MIB
@@ -46,32 +40,6 @@ def speed(answer: TextAnswer) -> float | None:
     return tokens / answer.decode_s if tokens and answer.decode_s > 0 else None
 
 
-def run_report(
-    model: Decoder, plan: DecoderPlan, plan_table: Mapping[str, Any], answers: Collection[Mapping[str, Any]],
-    predicted: Mapping[str, float] | None, told: Sequence[dict[str, Any]], places: Sequence[Place],
-) -> dict[str, Any]:  # fmt: skip
-    """Return the report."""
-    speeds = [entry["tokens_per_s"] for entry in answers if entry["tokens_per_s"]]
-    return {
-        "format": FORMAT,
-        "model": model.name,
-        "mpi": library(),
-        "backend": of_all([entry["backend"] for entry in told]),
-        "precision": plan.precision,
-        "cache": plan.cache,
-        "wire": plan.wire,
-        "context": plan.context,
-        "sequences": plan.sequences,
-        "lab_scale": clock.SCALE,
-        "requests": [{key: value for key, value in entry.items() if key != "text"} for entry in answers],
-        "tokens_per_s_median": statistics.median(speeds) if speeds else None,
-        "first_s_median": statistics.median([entry["first_s"] for entry in answers]) if answers else None,
-        "predicted": predicted,
-        "per_rank": [entry | {"host": place.host} for entry, place in zip(told, places, strict=True)],
-        "plan": plan_table,
-    }
-
-
 def show_run(console: Console, report: Mapping[str, Any], model: Decoder, plan: DecoderPlan) -> None:
     """Print who had what, and how fast tokens came."""
     staged = len(plan.stages) > 1
@@ -93,7 +61,7 @@ def show_run(console: Console, report: Mapping[str, Any], model: Decoder, plan: 
         )  # fmt: skip
     console.print(table)
     console.print(engine_line(report["per_rank"], 1))
-    line = Text(counted(len(report["requests"]), "answer"))
+    line = Text(counted(report["requests_answered"], "answer"))
     if report["tokens_per_s_median"]:
         line.append(", ").append(f"{report['tokens_per_s_median']:.2f} tokens a second", "bold")
     if report["first_s_median"] is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import resource
 from typing import Any
 
@@ -16,11 +15,11 @@ from solver.plan.segments import SegmentPlan
 from solver.schedule.networks.segment_steps import weights_of
 
 
-def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Return what this rank did in all requests that count."""
-    held = weights_bytes(spec, plan, rank, PRECISIONS[options.precision])
+def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int, backend: str, precision: str) -> dict[str, Any]:
+    """Return what this rank did in all requests that count, by which backend, in which precision."""
+    held = weights_bytes(spec, plan, rank, PRECISIONS[precision])
     bits = {str(bits): count for bits, count in meter.batches_by_bits.items()}
-    return _report(rank, plan.devices[rank], options.backend, meter, held) | {"batches_by_bits": bits}
+    return _report(rank, plan.devices[rank], backend, meter, held) | {"batches_by_bits": bits}
 
 
 def network_rank_report(net: ConvNet, plan: SegmentPlan, meter: Meter, rank: int, backend: str) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from typing import Any
 
 from hepti_mpi.comm.group import library
 from hepti_mpi.comm.hosts import Place
-from hepti_mpi.engine.stack import Meter
 from hepti_mpi.kernels.backends import of_all
 from hepti_mpi.requests.answers import Tally
 from solver.base import clock
 from solver.cluster.cluster import Cluster
+from solver.model.precision import FLOAT32
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan, Wire
 from solver.schedule.encoders.stages import predict_plan, price_plan
@@ -26,7 +26,7 @@ def job_report(
     model: str, plan: Mapping[str, Any], wire: Wire, tally: Tally, ranks: Sequence[dict[str, Any]],
     places: Sequence[Place], options: argparse.Namespace,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the report of an encoder or a network but for what was predicted; `plan` is its file's table."""
+    """Return the report but for what was predicted; `plan` is its file's table."""
     seconds = tally.seconds
     every = [value for values in seconds.values() for value in values]
     return {
@@ -34,7 +34,7 @@ def job_report(
         "model": model,
         "mpi": library(),
         "backend": of_all([entry["backend"] for entry in ranks]),
-        "precision": options.precision,
+        "precision": options.precision or FLOAT32.name,
         "wire": wire,
         "repeat": options.repeat,
         "lab_scale": clock.SCALE,
@@ -50,7 +50,7 @@ def job_status(
     model: str,
     plan: Mapping[str, Any],
     tally: Tally,
-    meters: Mapping[int, Meter],
+    meters: Mapping[int, Mapping[str, float]],
     replans: Sequence[Any],
     replanned: int,
 ) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def job_status(
     """
     ranks = [{"rank": rank, "device": device} for rank, device in enumerate(plan["devices"])]
     for rank, meter in meters.items():
-        ranks[rank] |= meter.to_table()
+        ranks[rank] |= meter
     return {
         "model": model,
         "plan": plan,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,30 @@ class Answer:
     """A request's answer."""
 
     entry: dict[str, Any]  # as it stands in the output
-    hidden: Array  # its last hidden state [rows, H]
+    hidden: Array  # its last hidden state [rows, H]; of models that answer in words or by outputs nothing
     batch_rows: int = 0  # of all requests that ran together
     counts: bool = True  # in the report
     line: int = 0  # the number of the JSON line that asked; 0: none did
+    outputs: Mapping[str, Array] = field(default_factory=dict)  # of a network, by name
+    told: bool = True  # to who asked: of documents only the best are
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """What an `.npz` has of it, by name."""
+        if self.outputs:
+            return {f"{self.entry['id']}/{name}": array for name, array in self.outputs.items()}
+        return {f"{self.entry['id']}": self.hidden}
+
+    @property
+    def says_cancelled(self) -> bool:
+        """Whether it says itself that nobody waits for it any more, with what there is of it."""
+        return self.entry.get("finish_reason") == CANCELLED
 
 
 Sink = Callable[[Answer], object]
 
+NOTHING = np.empty(0, np.float32)  # the hidden state of what has none
+CANCELLED = "cancelled"  # why an answer ends that nobody waits for any more
 NO_NUMBERS = "the model made NaN or infinite numbers of it, which are no answer: a weight is damaged, or overflows"
 
 
@@ -85,16 +101,3 @@ class Tally:
         for name, _, seconds in self._last:
             found.setdefault(name, []).append(seconds)
         return found
-
-
-class Kept:
-    """The last answer to each id, in the order of the first ones; `with_hidden`: with their hidden states, too."""
-
-    def __init__(self, *, with_hidden: bool) -> None:
-        self._with_hidden = with_hidden
-        self.by_id: dict[str, Answer] = {}
-
-    def take(self, answer: Answer) -> None:
-        """Keep an answer."""
-        hidden = answer.hidden if self._with_hidden else answer.hidden[:0]
-        self.by_id[str(answer.entry["id"])] = replace(answer, hidden=hidden.copy())  # not its whole batch

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
@@ -42,8 +43,9 @@ def writing(path: Path) -> Iterator[Sink]:
         with zipfile.ZipFile(temporary, "w") as archive:
 
             def add_array(answer: Answer) -> None:
-                with archive.open(f"{answer.entry['id']}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, answer.hidden)
+                for name, array in answer.arrays.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, array)
 
             yield add_array
 
@@ -61,10 +63,18 @@ def as_they_come(path: Path) -> Iterator[Sink]:
         raise ended
 
 
-def write_answers(path: Path, answers: Iterable[Answer]) -> None:
-    """Write the answers as `.jsonl`, or the last hidden states by id as `.npz`."""
+@contextmanager
+def at_the_end(path: Path) -> Iterator[Sink]:
+    """Give a sink as `writing` does; nothing is there of it before the end, however a job is ended."""
+    kept: list[Answer] = []
+
+    def keep(answer: Answer) -> None:
+        hidden = answer.hidden if path.suffix == ".npz" else answer.hidden[:0]
+        kept.append(replace(answer, hidden=hidden.copy()))  # not its whole batch
+
+    yield keep
     with writing(path) as take:
-        for answer in answers:
+        for answer in kept:
             take(answer)
 
 

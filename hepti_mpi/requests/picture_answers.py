@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hepti_mpi.requests.answers import Answer
 from hepti_mpi.requests.images import Frame
 from solver.base.arrays import Array
 from solver.base.phrases import printable
@@ -60,15 +59,6 @@ def picture_answer(
         _, height, width = net.shapes[net.input]
         return entry | {"boxes": _boxes(net, outputs[net.outputs[0]], frame or Frame(width, height))}
     return entry | {"outputs": {name: [*outputs[name].shape] for name in net.outputs}}
-
-
-def as_answers(entry: dict[str, Any], outputs: Mapping[str, Array], suffix: str) -> Iterator[Answer]:
-    """Yield what the sinks of `outputs.py` write of an answer: a line (.jsonl), or arrays "<id>/<output>" (.npz)."""
-    if suffix == ".jsonl":
-        yield Answer(entry, np.empty(0, np.float32))
-    else:
-        for name, array in outputs.items():
-            yield Answer({"id": f"{entry['id']}/{name}"}, array)
 
 
 def print_picture_answer(console: Console, entry: Mapping[str, Any]) -> None:

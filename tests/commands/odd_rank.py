@@ -6,10 +6,11 @@
 import sys
 from pathlib import Path
 
-from hepti_mpi import __main__, decoder_job, job, network_job
+from hepti_mpi import __main__
 from hepti_mpi.comm.mpi import MPI, start
 from hepti_mpi.engine.encoder import StageShare
 from hepti_mpi.engine.load import open_source
+from hepti_mpi.session import job
 
 run, calls = StageShare.run, []
 
@@ -26,6 +27,5 @@ start()
 if MPI.COMM_WORLD.rank == 1 and oddity == "fails":
     StageShare.run = fail_later
 if MPI.COMM_WORLD.rank == 1 and oddity == "no-file":
-    for its_job in (job, network_job, decoder_job):
-        its_job.open_source = lambda opened, _, *model: open_source(opened, Path("/none"), *model)
+    job.open_source = lambda opened, _, *model: open_source(opened, Path("/none"), *model)
 sys.exit(__main__.main(sys.argv[2:]))

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from hepti_mpi.comm.group import world
-from hepti_mpi.decoder_leader import DecoderLeader
-from hepti_mpi.decoding.cli import parse
+from hepti_mpi.comm.hosts import place
+from hepti_mpi.session.cli import parse_generate
+from hepti_mpi.session.leader import Leader
 from solver import cli as solver
 from solver.cluster.cluster import write_cluster
 from solver.live.turns import TOKENS
@@ -26,6 +27,7 @@ from tests.kit.commands import complaints, mpirun, run, start, succeeded
 from tests.kit.languages import generate, with_files
 from tests.kit.long_jobs import long_job
 from tests.kit.shared_ranks import jobs
+from weights.file.store import LANGUAGE_MODEL
 
 NEW = 8
 TALK = [{"role": "user", "content": "why is the cat blue?"}]
@@ -274,10 +276,10 @@ def test_a_plan_says_what_one_board_alone_is_predicted_for(tiny, tmp_path):
     path.write_text(json.dumps(table))
     words = [*map(str, generate(tiny, "--plan", path, "--prompt", "the cat", "--wire", "int8"))]
 
-    leader = DecoderLeader(parse(words[1:]), world())
+    leader = Leader(parse_generate(words[1:]), world(), [place()], LANGUAGE_MODEL)
     leader.read()
 
-    asked = leader.asked
+    asked = leader.kind.asked
     assert (asked.cache, asked.wire, asked.sequences, asked.context) == ("int8", Wire.INT8, 3, 128)
 
 
@@ -296,7 +298,7 @@ def test_weights_move_onto_large_pages_where_many_tokens_may_come(tiny, tmp_path
     path.write_text(json.dumps(alone(tiny, sequences)))
     words = [*map(str, generate(tiny, "--plan", path, *asked))]
 
-    leader = DecoderLeader(parse(words[1:]), world())
+    leader = Leader(parse_generate(words[1:]), world(), [place()], LANGUAGE_MODEL)
     leader.read()
     leader.plan(None)
 
@@ -317,6 +319,33 @@ def test_the_report_says_who_did_what(filed, uneven):
     assert all(entry["compute_s"] > 0 and entry["sent_bytes"] > 0 for entry in ranks)
     assert [entry["cache_bytes"] for entry in ranks] == [2 * 12 * 3 * 128 * 4] * 2 + [0]
     assert found["plan"]["stages"] == json.loads(uneven.read_text())["stages"]
+
+
+EVERY_REPORT = {
+    "format", "model", "mpi", "backend", "precision", "wire", "repeat", "lab_scale", "requests", "requests_answered",
+    "seconds_median", "predicted_seconds", "predicted_for", "requests_per_s", "predicted_requests_per_s", "best_single",
+    "trials", "replans", "replans_decided", "per_rank", "plan",
+}  # fmt: skip
+
+
+def test_run_answers_prompts_as_generate_does_again_and_again_and_reports_as_of_other_models(tiny, uneven, tmp_path):
+    """Every pass computes all of the prompt; the trace is of the last token, on every rank that has a share of it."""
+    report, trace = tmp_path / "report.json", tmp_path / "trace.json"
+    _, *words = generate(tiny, "--plan", uneven, "--cluster", "mixed4", "--prompt", "the cat", "--tokens", NEW)
+    measuring = ("--warmup", 1, "--repeat", 2, "--report", report, "--trace", trace)
+
+    done = succeeded(jobs(3, *words, *measuring))
+
+    assert done.stdout == tiny.text(tiny.says("the cat", NEW)) + "\n"
+    found = json.loads(report.read_text())
+    assert found.keys() >= EVERY_REPORT
+    (request,) = found["requests"]
+    assert (len(request["seconds"]), request["known"], found["requests_answered"]) == (2, 0, 2)
+    assert found["seconds_median"] == pytest.approx(sum(request["seconds"]) / 2)
+    assert found["predicted_seconds"] > found["predicted"]["token_s"]
+    assert all(0 < entry["compute_s"] < sum(request["seconds"]) for entry in found["per_rank"])
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert {event["tid"] for event in events if event["cat"] == "compute"} == {0, 1, 2}
 
 
 @pytest.mark.parametrize(("option", "figure", "rank"), [("wire", "sent_bytes", 1), ("cache", "cache_bytes", 0)])

@@ -9,8 +9,7 @@ from pathlib import Path
 import h5py
 import pytest
 
-from hepti_mpi import cli as main_job
-from hepti_mpi.decoding import cli
+from hepti_mpi.session import cli
 from solver.plan.decoder_plan import whole_on
 from solver.schedule.decoders.memory import rank_memory
 from tests.kit import refusals
@@ -45,8 +44,8 @@ def refused(tmp_path, kept):
 
 def test_options_that_say_nothing_or_too_much(tmp_path):
     programs = {
-        "python -m hepti_mpi generate": refusals.parsing("python -m hepti_mpi generate", cli.parse),
-        "python -m hepti_mpi": refusals.parsing("python -m hepti_mpi", main_job.parse),
+        "python -m hepti_mpi generate": refusals.parsing("python -m hepti_mpi generate", cli.parse_generate),
+        "python -m hepti_mpi": refusals.parsing("python -m hepti_mpi", cli.parse),
     }
     refusals.check(TABLES / "generate.txt", programs, tmp_path)
 
@@ -59,7 +58,7 @@ def test_what_does_not_fit_the_model_or_is_not_there(tiny, refused):
     for options in (
         ("--context", 2), ("--context", 1000), ("--tokens", 9, "--context", 8), ("--tokens", 1000),
         ("--top-p", 0.5), ("--temperature", 0, "--seed", 3),
-        ("--system", "hepty"), ("--cluster", "mixed5"), ("--plan", "/none.json"),
+        ("--system", "hepty"), ("--cluster", "mixed5"), ("--plan", "/none.json"), ("--wire", "int4"),
     ):  # fmt: skip
         refused(*generate(tiny, *SAY, *options))
 
@@ -195,5 +194,5 @@ def test_examples_of_the_help_are_for_options_that_there_are():
     assert done.stdout.startswith("usage: python -m hepti_mpi generate")
     examples = [line.split(" generate ")[1] for line in done.stdout.splitlines() if " generate --" in line]
     options = [shlex.split(words.removeprefix("--hostfile pis ")) for words in examples]
-    models = [cli.parse(words).model for words in options]
+    models = [cli.parse_generate(words).model for words in options]
     assert [model and model.name for model in models] == [None, *["llama.h5"] * 5]

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from hepti_mpi import defaults
+from hepti_mpi.session import defaults
 from solver.base.errors import HeptiError
 from tests import sweeps
 from tests.kit.asked import from_lines, to_lines

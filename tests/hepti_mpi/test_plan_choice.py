@@ -1,14 +1,15 @@
 """Which plan a run begins with, and whether others follow for other lengths."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from hepti_mpi import cli
 from hepti_mpi.comm.group import world
 from hepti_mpi.comm.hosts import place
-from hepti_mpi.leader import Leader
-from hepti_mpi.plan_choice import choose
+from hepti_mpi.session import cli
+from hepti_mpi.session.leader import Leader
+from hepti_mpi.session.plan_choice import choose
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import write_cluster
 from solver.cluster.named import find_cluster
@@ -19,6 +20,8 @@ from solver.plan.writing import plan_to_json
 from solver.schedule.encoders.cost import predict
 from solver.systems import make_plan
 from tests.kit.clusters import pis
+from tests.kit.pretended import RankZero
+from weights.file.store import ENCODER
 
 SPEC = encoder("small", hidden=64, ffn=256, heads=4, layers=4, input=TextInput(vocab=97, positions=512, max_rows=512))
 
@@ -62,7 +65,7 @@ def test_a_prediction_for_another_precision_is_told(measured, precision, tmp_pat
     words = ["--cluster", tmp_path / "pis.toml", "--precision", precision, "--backend", "onnxruntime"]
     said = []
 
-    choose(cli.parse([str(word) for word in words]), SPEC, 100, 1, 2, None, said.append)
+    choose(cli.parse([str(word) for word in words]), SPEC, 100, 1, 2, pis(10, 20).holding(measured), said.append)
 
     assert [f"is for {measured}, by" in line for line in said] == [True] * (measured != precision)
 
@@ -86,7 +89,7 @@ def given(tmp_path, cluster, system="hepti"):
     (tmp_path / "plan.json").write_text(plan_to_json(make_plan(system, SPEC, pis(10, 20, 30), 100)))
     write_cluster(cluster, tmp_path / "pis.toml")
     words = ["--plan", tmp_path / "plan.json", "--cluster", tmp_path / "pis.toml", "--replan", "auto"]
-    return choose(cli.parse([*map(str, words)]), SPEC, 0, 1, 3, None, lambda line: None)
+    return choose(cli.parse([*map(str, words)]), SPEC, 0, 1, 3, cluster, lambda line: None)
 
 
 def test_a_plan_of_a_file_may_change_and_is_predicted_for_the_boards_at_hand(tmp_path):
@@ -110,18 +113,20 @@ def test_devices_of_the_file_that_have_no_rank_are_named(tmp_path):
     path, said = tmp_path / "pis.toml", []
     write_cluster(pis(10, 20, 30), path)
 
-    choice = choose(cli.parse(["--cluster", str(path)]), SPEC, 100, 1, 2, None, said.append)
+    leader = Leader(cli.parse(["--cluster", str(path)]), RankZero(2), [place()], ENCODER)
+    leader.kind, leader.say = SimpleNamespace(plan=lambda cluster: cluster.names), said.append
 
-    assert choice.plan.devices == ("pi-0", "pi-1")
+    assert leader.plan(None) == ("pi-0", "pi-1")
     assert said == [f"note: 2 ranks, 3 devices in {path}: without pi-2"]
 
 
 def test_an_unknown_system_is_refused_before_hosts_are_measured():
     with pytest.raises(HeptiError, match=r"'galxy' \(did you mean galaxy\?"):
-        Leader(cli.parse(["--system", "galxy"]), world(), [place()]).read()
+        Leader(cli.parse(["--system", "galxy"]), world(), [place()], ENCODER).read()
 
 
 def test_a_ready_cluster_goes_by_its_name():
-    choice = choose(cli.parse(["--cluster", "mixed4"]), SPEC, 100, 1, 3, None, lambda line: None)
+    leader = Leader(cli.parse(["--cluster", "mixed4"]), RankZero(3), [place()], ENCODER)
+    leader.kind, leader.say = SimpleNamespace(plan=lambda cluster: cluster), lambda line: None
 
-    assert choice.cluster == find_cluster("mixed4").first(3, "mixed4").holding("float32")
+    assert leader.plan(None) == find_cluster("mixed4").first(3, "mixed4")

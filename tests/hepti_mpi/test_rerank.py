@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from hepti_mpi import cli, job
 from hepti_mpi.comm.group import world
+from hepti_mpi.session import cli, job
 from tests.kit.checkpoints import make_checkpoint
 from weights import cli as weights
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hepti_mpi import cli, job
 from hepti_mpi.comm import group as comm
 from hepti_mpi.live import conductor
 from hepti_mpi.live.conductor import Conductor
 from hepti_mpi.requests import answers, inputs, outputs, service_lines
 from hepti_mpi.requests.service_lines import print_line
+from hepti_mpi.session import cli, job
 from solver.live.decision import Decision
 from tests.kit.encoders import POST
 from weights.synthesize import synthesize

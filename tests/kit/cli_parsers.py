@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 PARSERS = {
-    "hepti_mpi": ("hepti_mpi.cli", "parse"),
-    "hepti_mpi rerank": ("hepti_mpi.cli", "parse_rerank"),
-    "hepti_mpi generate": ("hepti_mpi.decoding.cli", "parse"),
+    "hepti_mpi": ("hepti_mpi.session.cli", "parse"),
+    "hepti_mpi rerank": ("hepti_mpi.session.cli", "parse_rerank"),
+    "hepti_mpi generate": ("hepti_mpi.session.cli", "parse_generate"),
     "hepti_mpi profile": ("hepti_mpi.measure.profile_command", "parse"),
     "solver": ("solver.cli", "main"),
     "weights": ("weights.cli", "main"),

@@ -4,10 +4,10 @@ from contextlib import suppress
 
 import pytest
 
-from hepti_mpi import cli, job
 from hepti_mpi.__main__ import main
 from hepti_mpi.comm.group import Group
 from hepti_mpi.measure import profile_command
+from hepti_mpi.session import cli, job
 from solver.base.errors import HeptiError
 
 JOBS = pytest.mark.parametrize(

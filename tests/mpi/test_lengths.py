@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from hepti_mpi import cli, job
 from hepti_mpi.comm import group as comm
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.requests import inputs
+from hepti_mpi.session import cli, job
 from solver.cluster.cluster import write_cluster
 from solver.plan.holdings import weights_bytes
 from solver.programs import candidates

@@ -7,7 +7,6 @@ from functools import cache, partial
 import numpy as np
 import pytest
 
-from hepti_mpi import cli, job, leader
 from hepti_mpi.comm import group as comm
 from hepti_mpi.engine.engine import Engine
 from hepti_mpi.engine.layers import BlockKernels
@@ -18,6 +17,7 @@ from hepti_mpi.live import monitor
 from hepti_mpi.live.conductor import Conductor
 from hepti_mpi.live.member import MOST_PROBES, Member, follow
 from hepti_mpi.live.monitor import Monitor
+from hepti_mpi.session import cli, encoder, encoder_rank, job, leader
 from solver.cluster.cluster import write_cluster
 from solver.live import trials
 from solver.live.decision import Decision
@@ -179,8 +179,8 @@ class Watching(Replanner):
 def test_where_the_plan_stays_nothing_of_what_lives_is_made(world, files, monkeypatch, tmp_path):
     """No mover, no monitor, no conductor: `--replan off` costs what it did before plans could change."""
     for name in ("Member", "Monitor", "Mover", "reading_speeds"):
-        monkeypatch.setattr(job, name, None)
-    monkeypatch.setattr(leader, "Conductor", None)
+        monkeypatch.setattr(encoder_rank, name, None)
+    monkeypatch.setattr(encoder, "Conductor", None)
     cluster = tmp_path / "boards.toml"
     write_cluster(pis(*[20.0] * world.size), cluster)
     words = ["--model", str(files[POST.name].path), "--random", "8", "--cluster", str(cluster), "--backend", "numpy"]
@@ -197,12 +197,12 @@ def test_layers_that_a_change_of_plan_replaces_are_freed(world, files, monkeypat
         gc.collect()
         return sum(isinstance(thing, BlockKernels) for thing in gc.get_objects())
 
-    def lead(self, stack, *rest):
-        kept = count()
+    def lead(self, rank):
+        stack, kept = rank.stack, count()
         stack.loaded = {}
         stack.adopt(stack.plan, ())
         found.append(kept - count())
-        self._group.orders.send(None, self._group.others())
+        self.group.orders.send(None, self.group.others())
 
     monkeypatch.setattr(leader.Leader, "lead", lead)
     monkeypatch.setattr(leader.Leader, "close", lambda self, ranks: 0)
@@ -221,13 +221,14 @@ def test_the_plan_that_stays_frees_the_layers_of_the_others(world, files, monkey
     def count(stack):
         return sum(len(layers) for layers in stack.loaded.values())
 
-    def lead(self, stack, *rest):
+    def lead(self, rank):
+        stack = rank.stack
         found.append(count(stack))
-        order = PlanOrder(self._trials.plans[1], number=1, stays=True)
-        self._group.orders.send(order, self._group.others())
+        order = PlanOrder(self.kind._trials.plans[1], number=1, stays=True)
+        self.group.orders.send(order, self.group.others())
         stack.follow(order)
         found.append(count(stack))
-        self._group.orders.send(None, self._group.others())
+        self.group.orders.send(None, self.group.others())
 
     monkeypatch.setattr(leader.Leader, "lead", lead)
     monkeypatch.setattr(leader.Leader, "close", lambda self, ranks: 0)

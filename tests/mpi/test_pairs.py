@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from hepti_mpi import cli, job
 from hepti_mpi.comm import group as comm
+from hepti_mpi.session import cli, job
 from solver.cluster.cluster import write_cluster
 from tests.kit.checkpoints import make_checkpoint
 from tests.kit.clusters import pis

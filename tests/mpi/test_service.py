@@ -15,10 +15,10 @@ import pytest
 
 from hepti_mpi.__main__ import main
 from hepti_mpi.engine.engine import Engine
-from hepti_mpi.network_leader import NetworkLeader
 from hepti_mpi.requests import inputs, outputs, pictures, service_lines
 from hepti_mpi.requests.ahead import Ahead
 from hepti_mpi.requests.service_lines import print_line
+from hepti_mpi.session.network import NetworkKind
 from tests import sweeps
 from tests.kit import reference
 from tests.kit.encoders import POST, PRE
@@ -239,7 +239,7 @@ def test_one_that_is_cancelled_while_it_runs_is_answered_so(kind, serve, client,
         return run
 
     if world.rank == 0:
-        monkeypatch.setattr(NetworkLeader, "_computed", waits(NetworkLeader._computed))
+        monkeypatch.setattr(NetworkKind, "_computed", waits(NetworkKind._computed))
         monkeypatch.setattr(Engine, "submit", waits(Engine.submit))
 
     def lines():

@@ -15,7 +15,7 @@ _shtab_hepti_commands() {
     convert:'Make a weights file of a checkpoint directory, a GGUF file or an ONNX file.'
     doctor:'Check every host of a hostfile, and every pair; run it where mpirun will be started.'
     export:'Write a language model of int4 blocks for another engine, without loss.'
-    generate:'Let a language model, split over unequal ranks, answer prompts or chat.'
+    generate:'Let a language model, split over unequal ranks, answer prompts or chat. All else is as in run.'
     get:'List models, or fetch one. Without a hub these come out of packages; with'
     inspect:'Show what a weights file holds.'
     install:'Make this environment'"'"'s like on every board, at the same path, over ssh. A board'
@@ -23,7 +23,7 @@ _shtab_hepti_commands() {
     plan:'Plan for a cluster that need not be there, and show who gets what.'
     profile:'Measure every rank'"'"'s kernels and memory and the links between them, in seconds.'
     rerank:'Show which documents answer a query best, by a cross-encoder.'
-    run:'Run one transformer or convolutional network, split over unequal ranks.'
+    run:'Run one transformer, language model or convolutional network, split over unequal ranks.'
     serve:'Serve models over HTTP, as OpenAI'"'"'s API has it; boards may come and go.'
     synthesize:'Make a weights file of random numbers for a well-known architecture.'
     verify:'Check every tensor'"'"'s checksum and numbers; name the first that is damaged.'
@@ -265,11 +265,14 @@ _shtab_hepti_export_defaults_added=0
 
 _shtab_hepti_generate_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--model[weights file, from hepti convert\; or a checkpoint directory, or .gguf (default\: SmolLM2-135M-Instruct, of hepti get smollm2)]:MODEL.h5:_files"
-  "--prompt[texts to continue]:T:"
-  "--input[.jsonl of prompts, tokens or messages\; - answers lines as they come]:FILE|-:_files"
-  "--chat[a conversation, in the model\'s chat template]"
-  "--output[write the answers, one a line]:FILE.jsonl:_files"
+  "--model[weights file, from hepti convert\; or a checkpoint directory, .gguf or .onnx (default\: SmolLM2-135M-Instruct, of hepti get smollm2)]:MODEL.h5:_files"
+  "--text[texts, for encoders]:T:"
+  "--prompt[texts to continue, for language models]:T:"
+  "--chat[a conversation, in a language model\'s chat template]"
+  "--input[.jsonl of texts, prompts, tokens, messages or images\; a .txt, an image, or a folder of these\; - answers lines as they come]:FILE|-:_files"
+  "--images[below which lines may name images]:FOLDER:_files"
+  "--random[one request of random tokens or pixels\; for networks any number]:ROWS:"
+  "--output[.jsonl\: answers\; .npz\: last hidden states, or a network\'s outputs]:FILE:_files"
   "--tokens[the most new ones (default\: 128)]:N:"
   "--temperature[0\: always the likeliest token (default\: the model\'s, or 0)]:T:"
   "--top-p[draw among the likeliest that reach P together]:P:"
@@ -283,12 +286,17 @@ _shtab_hepti_generate_options=(
   "--cluster[what to plan for\: a file, or a ready one\: mixed4, \…]:CLUSTER.toml|NAME:_files"
   "--measure[measure the boards again, though there is a profile of them]"
   "--plan[a plan, instead of planning one]:PLAN.json:_files"
-  "--system[who plans\: hepti, single, megatron, \… (default\: hepti)]:NAME:"
+  "--system[hepti, hepti-throughput, hepti-additive, single, megatron, megatron-weighted, sequence, sequence-weighted, voltage, galaxy, grid2d, pipeedge, edgeshard, prima, data, detransformer\; single\:DEVICE\; for other models those that hepti plan --help has (default\: hepti)]:NAME:"
   "--backend[kernels (default\: auto)]:backend:(auto numpy onnxruntime)"
-  "--plan-by[run the plan that is predicted to be fastest, or make the first tokens by a few and keep the fastest (default\: estimate)]:plan_by:(estimate measure)"
-  "--replan[change the shares when devices change, dry-run\: only say so (default\: off)]:replan:(off auto dry-run)"
-  "--wire[how numbers travel (default\: the plan\'s, or float32)]:wire:(float32 float16 int8)"
+  "--precision[of an encoder\'s products (default\: float32)]:precision:(float32 int8)"
+  "--wire[how numbers travel (default\: the plan\'s, or float32)]:wire:(float32 float16 int8 int6 int4 int2 adaptive)"
+  "--plan-by[run the plan that is predicted to be fastest, or try a few and keep the fastest (default\: measure where enough requests come to make up for reading more weights\; of a language model\'s tokens only if asked)]:plan_by:(estimate measure)"
+  "--replan[change the shares when devices or links change, dry-run\: only say so (default\: off)]:replan:(off auto dry-run)"
+  "--repeat[compute everything N times]:N:"
+  "--warmup[and N times before, untimed]:N:"
   "--report[write plan, times and bytes of every rank]:FILE.json:_files"
+  "--trace[write the last request as a Chrome trace]:FILE.json:_files"
+  "--watch[show every device\'s share, speed and waiting, live (goes with --replan)]"
   "--debug[show the traceback of an error]"
   "--hosts[WORD]:WORD:"
   "--hostfile[F]:F:"
@@ -502,11 +510,11 @@ _shtab_hepti_rerank_options=(
   "--cluster[what to plan for\: a file, or a ready one\: mixed4, \…]:CLUSTER.toml|NAME:_files"
   "--measure[measure the boards again, though there is a profile of them]"
   "--plan[a plan, instead of planning one]:PLAN.json:_files"
-  "--system[hepti, hepti-throughput, hepti-additive, single, megatron, megatron-weighted, sequence, sequence-weighted, voltage, galaxy, grid2d, pipeedge, edgeshard, prima, data, detransformer\; single\:DEVICE\; for networks those that python -m solver --help has (default\: hepti)]:NAME:"
+  "--system[hepti, hepti-throughput, hepti-additive, single, megatron, megatron-weighted, sequence, sequence-weighted, voltage, galaxy, grid2d, pipeedge, edgeshard, prima, data, detransformer\; single\:DEVICE\; for other models those that hepti plan --help has (default\: hepti)]:NAME:"
   "--backend[kernels (default\: auto)]:backend:(auto numpy onnxruntime)"
-  "--precision[of products (default\: float32)]:precision:(float32 int8)"
+  "--precision[of an encoder\'s products (default\: float32)]:precision:(float32 int8)"
   "--wire[how numbers travel (default\: the plan\'s, or float32)]:wire:(float32 float16 int8 int6 int4 int2 adaptive)"
-  "--plan-by[run the plan that is predicted to be fastest, or try a few and keep the fastest (default\: measure where enough requests come to make up for reading more weights)]:plan_by:(estimate measure)"
+  "--plan-by[run the plan that is predicted to be fastest, or try a few and keep the fastest (default\: measure where enough requests come to make up for reading more weights\; of a language model\'s tokens only if asked)]:plan_by:(estimate measure)"
   "--replan[change the shares when devices or links change, dry-run\: only say so (default\: off)]:replan:(off auto dry-run)"
   "--repeat[compute everything N times]:N:"
   "--warmup[and N times before, untimed]:N:"
@@ -526,20 +534,32 @@ _shtab_hepti_rerank_defaults_added=0
 
 _shtab_hepti_run_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--model[weights file, from hepti convert\; or a checkpoint directory, or .onnx]:MODEL.h5:_files"
-  "--text[texts]:T:"
-  "--input[.txt, .jsonl, an image, or a folder of these\; - answers lines as they come\: JSON, texts, paths]:FILE|-:_files"
+  "--model[weights file, from hepti convert\; or a checkpoint directory, .gguf or .onnx (default\: of hepti get minilm)]:MODEL.h5:_files"
+  "--text[texts, for encoders]:T:"
+  "--prompt[texts to continue, for language models]:T:"
+  "--chat[a conversation, in a language model\'s chat template]"
+  "--input[.jsonl of texts, prompts, tokens, messages or images\; a .txt, an image, or a folder of these\; - answers lines as they come]:FILE|-:_files"
   "--images[below which lines may name images]:FOLDER:_files"
   "--random[one request of random tokens or pixels\; for networks any number]:ROWS:"
   "--output[.jsonl\: answers\; .npz\: last hidden states, or a network\'s outputs]:FILE:_files"
+  "--tokens[the most new ones (default\: 128)]:N:"
+  "--temperature[0\: always the likeliest token (default\: the model\'s, or 0)]:T:"
+  "--top-p[draw among the likeliest that reach P together]:P:"
+  "--seed[of what is drawn]:N:"
+  "*--stop[a text that ends an answer\; may be repeated]:S:"
+  "--ignore-eos[go on after the token that ends an answer]"
+  "--lookup[try tokens together that followed the same ones before, where it pays (default\: auto)]:lookup:(auto off)"
+  "--context[tokens of a prompt and its answer (default\: the plan\'s, or 4096, or the model\'s if fewer)]:C:"
+  "--sequences[answer so many prompts at a time (default\: the plan\'s, or 1)]:B:"
+  "--cache[what keys and values are kept in (default\: the plan\'s, or float32)]:cache:(float32 int8)"
   "--cluster[what to plan for\: a file, or a ready one\: mixed4, \…]:CLUSTER.toml|NAME:_files"
   "--measure[measure the boards again, though there is a profile of them]"
   "--plan[a plan, instead of planning one]:PLAN.json:_files"
-  "--system[hepti, hepti-throughput, hepti-additive, single, megatron, megatron-weighted, sequence, sequence-weighted, voltage, galaxy, grid2d, pipeedge, edgeshard, prima, data, detransformer\; single\:DEVICE\; for networks those that python -m solver --help has (default\: hepti)]:NAME:"
+  "--system[hepti, hepti-throughput, hepti-additive, single, megatron, megatron-weighted, sequence, sequence-weighted, voltage, galaxy, grid2d, pipeedge, edgeshard, prima, data, detransformer\; single\:DEVICE\; for other models those that hepti plan --help has (default\: hepti)]:NAME:"
   "--backend[kernels (default\: auto)]:backend:(auto numpy onnxruntime)"
-  "--precision[of products (default\: float32)]:precision:(float32 int8)"
+  "--precision[of an encoder\'s products (default\: float32)]:precision:(float32 int8)"
   "--wire[how numbers travel (default\: the plan\'s, or float32)]:wire:(float32 float16 int8 int6 int4 int2 adaptive)"
-  "--plan-by[run the plan that is predicted to be fastest, or try a few and keep the fastest (default\: measure where enough requests come to make up for reading more weights)]:plan_by:(estimate measure)"
+  "--plan-by[run the plan that is predicted to be fastest, or try a few and keep the fastest (default\: measure where enough requests come to make up for reading more weights\; of a language model\'s tokens only if asked)]:plan_by:(estimate measure)"
   "--replan[change the shares when devices or links change, dry-run\: only say so (default\: off)]:replan:(off auto dry-run)"
   "--repeat[compute everything N times]:N:"
   "--warmup[and N times before, untimed]:N:"

@@ -65,7 +65,7 @@ def place(tmp_path_factory):
             file.write(name, 0, array)
     synthesize(path / "vit.h5", replace(PRE, name="vit"))
     for name, content in {
-        "empty.jsonl": b"", "empty.txt": b"\n\n", "bytes.txt": b"\xff\n", "notes.md": b"no text", "half.json": b"{",
+        "empty.jsonl": b"", "empty.txt": b"\n", "bytes.txt": b"\xff\n", "notes.md": b"no text", "half.json": b"{",
         "picture.png": b"no picture",
         "small.toml": CLUSTER.format(DEVICES).encode(),
         "one.toml": CLUSTER.format('[[device]]\nname = "a"\ngflops = 1\nmemory_gib = 1\n').encode(),

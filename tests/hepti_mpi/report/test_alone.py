@@ -2,7 +2,6 @@
 
 import pytest
 
-from hepti_mpi import cli
 from hepti_mpi.comm.hosts import Place
 from hepti_mpi.report.alone import (
     BoardAlone,
@@ -17,6 +16,7 @@ from hepti_mpi.report.alone import (
     requests_a_second,
     runs_here,
 )
+from hepti_mpi.session import cli
 from solver.model.named import named_model
 from solver.model.named_decoders import named_decoder
 from solver.plan.plan import Wire

@@ -104,7 +104,7 @@ def test_a_run_of_a_language_model(console):
     model = named_decoder("llama-3.2-1b")
     plan = plan_decoder("megatron", model, find_cluster("mixed4"), TokenRequest())
     report = {
-        "per_rank": ranks(plan.devices, peak_rss_bytes=1097 << 20), "requests": [{}] * 4, "tokens_per_s_median": 15.1,
+        "per_rank": ranks(plan.devices, peak_rss_bytes=1097 << 20), "requests_answered": 4, "tokens_per_s_median": 15.1,
         "first_s_median": 1.21, "predicted": {"token_s": 0.065, "first_s": 1.3}, "predicted_for": FOR,
     }  # fmt: skip
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from hepti_mpi import cli
 from hepti_mpi.requests import inputs
 from hepti_mpi.requests.inputs import Reader, read_documents
+from hepti_mpi.session import cli
 from solver.base.errors import HeptiError
 from solver.model.spec import TextInput, encoder
 

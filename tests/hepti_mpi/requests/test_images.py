@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from hepti_mpi import cli
 from hepti_mpi.requests import inputs
 from hepti_mpi.requests.inputs import Reader
 from hepti_mpi.requests.service_lines import ServiceLines
+from hepti_mpi.session import cli
 from solver.base.errors import HeptiError
 from solver.model.spec import ImageInput, encoder
 from tests import sweeps

@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 
 from hepti_mpi.requests.answers import Answer
-from hepti_mpi.requests.outputs import write_answers
+from hepti_mpi.requests.outputs import writing
 from solver.base.errors import HeptiError
 
 HIDDEN = np.random.default_rng(0).standard_normal((100, 256), np.float32)  # 100 KiB
+
+
+def written(path, *answers):
+    with writing(path) as take:
+        for answer in answers:
+            take(answer)
 
 
 @contextmanager
@@ -36,13 +42,13 @@ def test_a_full_disk_leaves_what_was_there(name, earlier, tmp_path):
     answers = [Answer({"id": "one", "embedding": [0.125] * 10_000}, HIDDEN)]
 
     with small_files(), pytest.raises(HeptiError, match=f"cannot write .*{name}: File too large"):
-        write_answers(path, answers)
+        written(path, *answers)
 
     assert list(tmp_path.iterdir()) == ([path] if earlier else [])
     assert not earlier or path.read_text() == "of an earlier job"
 
 
 def test_lines_are_utf_8_whatever_the_terminal_speaks(tmp_path):
-    write_answers(tmp_path / "answers.jsonl", [Answer({"id": "ä 你"}, HIDDEN), Answer({"id": 2}, HIDDEN)])
+    written(tmp_path / "answers.jsonl", Answer({"id": "ä 你"}, HIDDEN), Answer({"id": 2}, HIDDEN))
 
     assert (tmp_path / "answers.jsonl").read_bytes() == '{"id": "ä 你"}\n{"id": 2}\n'.encode()

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from hepti_mpi.requests.answers import NOTHING, Answer
 from hepti_mpi.requests.images import Frame
-from hepti_mpi.requests.outputs import write_answers, writing
-from hepti_mpi.requests.picture_answers import as_answers, picture_answer, print_picture_answer
+from hepti_mpi.requests.outputs import writing
+from hepti_mpi.requests.picture_answers import picture_answer, print_picture_answer
 from solver.model.convnet import ConvNet, Node
 
 LABELS = tuple(f"class {number}" for number in range(7))
@@ -150,8 +151,7 @@ def test_an_npz_has_all_outputs_by_id_and_name(tmp_path):
 
     with writing(tmp_path / "y.npz") as take:
         for name in ("deep/cat.png", 2):
-            for answer in as_answers({"id": name}, outputs, ".npz"):
-                take(answer)
+            take(Answer({"id": name}, NOTHING, outputs=outputs))
 
     with np.load(tmp_path / "y.npz") as arrays:
         assert arrays.files == ["deep/cat.png/y/0", "deep/cat.png/b", "2/y/0", "2/b"]
@@ -159,7 +159,8 @@ def test_an_npz_has_all_outputs_by_id_and_name(tmp_path):
 
 
 def test_json_lines_have_the_entry(tmp_path):
-    write_answers(tmp_path / "y.jsonl", as_answers({"id": 1}, {"a": np.ones(5, np.float32)}, ".jsonl"))
+    with writing(tmp_path / "y.jsonl") as take:
+        take(Answer({"id": 1}, NOTHING, outputs={"a": np.ones(5, np.float32)}))
 
     assert (tmp_path / "y.jsonl").read_text() == '{"id": 1}\n'
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hepti_mpi import defaults
 from hepti_mpi.report.alone import predicted_for
+from hepti_mpi.session import defaults
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster
-from solver.cluster.named import find_cluster
 from solver.live.turns import NO_OTHER, TURNS, pays
+from solver.model.precision import FLOAT32
 from solver.model.spec import ModelSpec, typical_rows
 from solver.plan.changes import all_bytes
 from solver.plan.file import check_plan, read_plan, sent_as
@@ -64,27 +64,20 @@ def choose(
     rows: int,
     requests: int,
     ranks: int,
-    measured: Cluster | None,
+    cluster: Cluster | None,
     say: Callable[[str], object],
 ) -> Choice:
-    """Read or make the plan for so many requests of `rows` rows, 0 if unknown.
-
-    `measured` is planned for if no file says more.
+    """Read or make the plan for so many requests of `rows` rows, 0 if unknown, on the boards of `cluster`, if known.
 
     Raises
     ------
     HeptiError
         If there is no plan, or it does not fit.
     """
-    cluster = measured
+    precision = options.precision or FLOAT32.name
     notes = []  # told when nothing is refused any more
-    if options.cluster is not None:
-        whole = find_cluster(options.cluster)
-        cluster = whole.first(ranks, options.cluster)
-        if left := whole.names[ranks:]:
-            notes.append(f"{ranks} ranks, {len(whole.names)} devices in {options.cluster}: without {', '.join(left)}")
-        if whole.precision.name != options.precision:
-            notes.append(predicted_for(whole.precision.name, options.cluster, f"--precision {options.precision}"))
+    if options.cluster is not None and cluster is not None and cluster.precision.name != precision:
+        notes.append(predicted_for(cluster.precision.name, options.cluster, f"--precision {precision}"))
     # Example boards have nothing that could change.
     may_change = options.replan != "off" and cluster is not None and ranks > 1
     if options.plan is not None:
@@ -94,7 +87,7 @@ def choose(
         notes += [f"{options.plan}: {text}" for text in plan.unheeded]
         if may_change:
             assert cluster is not None
-            choice = _going_on(spec, cluster.holding(options.precision), plan, options)
+            choice = _going_on(spec, cluster.holding(precision), plan, options)
         else:
             choice = Choice(plan, cluster)
     else:
@@ -104,7 +97,7 @@ def choose(
                 "this try-out measures nothing: shares and prediction are for example boards, not these hosts; "
                 "with --model FILE they are measured first"
             )
-        cluster = cluster.holding(options.precision)
+        cluster = cluster.holding(precision)
         if may_change:
             choice = _living(spec, cluster, rows or typical_rows(spec), options)
         else:
