@@ -27,11 +27,12 @@ from hepti_mpi.session.cli import CACHE, FOR_WORDS, NOTHING_ASKED, answer_tokens
 from hepti_mpi.session.decoder_rank import DecoderRank
 from hepti_mpi.session.defaults import default_chat
 from hepti_mpi.session.desk import FrontDesk
-from hepti_mpi.session.kind import OpenedModel, Show
+from hepti_mpi.session.kind import ModelKind, OpenedModel, Show
 from solver.base.errors import HeptiError
 from solver.base.phrases import counted, excerpt, printable
 from solver.cluster.cluster import Cluster, Device
 from solver.cluster.curves import Floats
+from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan
 from solver.plan.file import check_plan, read_plan, sent_as
 from solver.plan.plan import WIRES, Wire
@@ -54,22 +55,20 @@ IDS_SHOWN = 60  # letters of the ids of answers that were cut
 MANY_PASSES = 340
 
 
-class DecoderKind:
-    """What a session asks of a kind of model, on rank 0; as `kind.ModelKind` says it."""
+class DecoderKind(ModelKind):
+    """What a session asks of a language model, on rank 0."""
 
     reads = ("prompt", "chat", *FOR_WORDS)
     suffixes = (".jsonl",)
-    keeps = False
     unit = "answers"
-    is_try_out = False
+    _model: Decoder
+    _plan: DecoderPlan
 
     def __init__(self, desk: FrontDesk) -> None:
-        self._desk, self._options = desk, desk.options
-        self.cluster: Cluster | None = None
+        super().__init__(desk)
         self._made = 0  # tokens
         # Of answers that count; of a run that serves the last ones: it may serve for weeks.
         self._answers: deque[dict[str, Any]] = deque(maxlen=LAST if desk.serves else None)
-        self._changes: list[dict[str, Any]] = []
         self._turns: Turns[DecoderPlan] | None = None  # where several plans are tried
 
     def open(self) -> OpenedModel | None:
@@ -308,39 +307,14 @@ class DecoderKind:
             self._desk.say(self._turns.line)
 
     @property
-    def name(self) -> str:
-        """Return the model's name."""
-        return self._model.name
-
-    @property
     def table(self) -> dict[str, Any]:
         """Return the plan as its file has it."""
         return plan_table(self._ranks.share.passes.plan, self._model)
 
     @property
-    def wire(self) -> Wire:
-        """Return how numbers travel."""
-        return self._plan.wire
-
-    @property
-    def plan_devices(self) -> Sequence[str]:
-        """Return the plan's devices."""
-        return self._plan.devices
-
-    @property
     def active(self) -> Collection[str]:
         """Return the devices that compute."""
         return {self._plan.devices[rank] for rank in self._plan.active}
-
-    @property
-    def trials(self) -> Sequence[Mapping[str, Any]]:
-        """Return the plans that were tried in turn."""
-        return [] if self._turns is None else self._turns.to_table()
-
-    @property
-    def decisions(self) -> tuple[Sequence[Mapping[str, Any]], int, int]:
-        """Return the last decisions about the plan, how many there were, and how many have changed it."""
-        return self._changes, len(self._changes), sum(change["taken"] for change in self._changes)
 
     def meters(self) -> Mapping[int, Mapping[str, float]]:
         """Return what ranks did so far; they tell it with every token."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
 
 from hepti_mpi.engine.engine import Engine
 from hepti_mpi.engine.stack import PlanOrder
@@ -27,12 +26,13 @@ from hepti_mpi.requests.outputs import SUFFIXES
 from hepti_mpi.session import defaults
 from hepti_mpi.session.desk import FrontDesk
 from hepti_mpi.session.encoder_rank import EncoderRank
-from hepti_mpi.session.kind import OpenedModel, Show
+from hepti_mpi.session.kind import ModelKind, OpenedModel, Show
 from hepti_mpi.session.plan_choice import choose
 from solver.base.errors import HeptiError
 from solver.base.phrases import percent
 from solver.cluster.cluster import Cluster, Device
 from solver.model.precision import FLOAT32, PRECISIONS
+from solver.model.spec import ModelSpec
 from solver.plan.changes import all_bytes
 from solver.plan.plan import Plan, Wire
 from solver.plan.writing import plan_table
@@ -45,18 +45,19 @@ if TYPE_CHECKING:
     from solver.live.trials import Trials
 
 
-class EncoderKind:
-    """What a session asks of a kind of model, on rank 0; as `kind.ModelKind` says it."""
+class EncoderKind(ModelKind):
+    """What a session asks of an encoder, on rank 0."""
 
     reads = ("text", "images", "random", "precision", "watch")
     suffixes = SUFFIXES
     keeps = True
     unit = "requests"
     silent = True
+    _model: ModelSpec
+    _plan: Plan
 
     def __init__(self, desk: FrontDesk) -> None:
-        self._desk, self._options = desk, desk.options
-        self.cluster: Cluster | None = None
+        super().__init__(desk)
         self._rounding: float | None = None
         self._trials: Trials | None = None  # where batches of other lengths run under others, and several are tried
         self._conductor: Conductor | None = None
@@ -75,21 +76,21 @@ class EncoderKind:
         planner_of(options.system)  # here, before hosts are measured
         path = defaults.default_model() if options.model is None else weights_path(options.model, ENCODER, desk.say)
         with WeightsFile(path) as file:
-            self._spec, fingerprint, tokenizer = file.spec, file.fingerprint, file.tokenizer
+            self._model, fingerprint, tokenizer = file.spec, file.fingerprint, file.tokenizer
         by_id = not desk.serves or (options.output is not None and options.output.suffix == ".npz")
         images = options.images
         if images is not None and not images.is_dir():
             raise HeptiError(f"there is no folder --images {images}")
-        desk.hear(most_ahead(self._spec))
+        desk.hear(most_ahead(self._model))
         complain = desk.ahead.complain if desk.serves else desk.complain
-        self._reader = Reader(self._spec, tokenizer, complain, by_id=by_id, images=images)
+        self._reader = Reader(self._model, tokenizer, complain, by_id=by_id, images=images)
         self._requests = [] if desk.serves else self._read()
         if not (desk.serves or self._requests):
             if desk.complained:
                 return None
             raise HeptiError(f"--input {options.input} is empty")
         self.count = len(self._requests)
-        return OpenedModel(path.absolute(), self._spec, options.precision, fingerprint)
+        return OpenedModel(path.absolute(), self._model, options.precision, fingerprint)
 
     def _read(self) -> list[Request]:
         options = self._options
@@ -107,7 +108,7 @@ class EncoderKind:
         lengths = [rows_of(batch) for batch in batches_of(self._requests)]
         rows = lengths[0] if lengths else 0
         requests = len(lengths) * (options.warmup + options.repeat)
-        choice = choose(options, self._spec, rows, requests, desk.group.size, cluster, desk.say)
+        choice = choose(options, self._model, rows, requests, desk.group.size, cluster, desk.say)
         self._plan, self.cluster, self._trials = choice.plan, choice.cluster, choice.trials
         self._choice = choice
         for rows in lengths:
@@ -116,7 +117,7 @@ class EncoderKind:
 
     def needed_bytes(self) -> list[int]:
         """Return the memory that every rank needs for the plans that it holds weights for."""
-        spec, plans, precision = self._spec, self._choice.plans, PRECISIONS[self._options.precision]
+        spec, plans, precision = self._model, self._choice.plans, PRECISIONS[self._options.precision]
         held = [all_bytes(spec, plans, rank, precision) for rank in range(self._desk.group.size)]
         needed = needed_bytes(spec, precision, max(plan.rows for plan in plans), held)
         return [math.ceil(own) if weights else 0 for own, weights in zip(needed, held, strict=True)]
@@ -125,13 +126,11 @@ class EncoderKind:
         """Return None: what is declared of boards is of any backend."""
         return None
 
-    asks_much = False  # its weights are read once a batch, and not once a token
-
     def begin(self, rank: EncoderRank, last: ExitStack) -> None:
         """Take rank 0's part; where the plan lives, let it follow what all ranks measure."""
         desk, options, self._stack = self._desk, self._options, rank.stack
         self._sums = Sums(desk.group, rank.stack.meter)
-        self._engine = Engine(self._spec, rank.tensors, rank.stack, desk.group, self._trials)
+        self._engine = Engine(self._model, rank.tensors, rank.stack, desk.group, self._trials)
         # What adapts begins with all bits: the report says what came of it.
         if self._plan.wire not in (Wire.FLOAT32, Wire.ADAPTIVE) and self._requests:
             self._rounding = _measured_rounding(next(batches_of(self._requests)), self._engine)
@@ -142,10 +141,10 @@ class EncoderKind:
 
             solves = last.enter_context(PlanningProcess())
             replanner = Replanner(
-                self._spec, self.cluster, self._choice.plan, self._choice.spare, rank.read_bytes_per_s, solves,
+                self._model, self.cluster, self._choice.plan, self._choice.spare, rank.read_bytes_per_s, solves,
                 self._choice.solution,
             )  # fmt: skip
-            conductor = Conductor(self._spec, rank.member, replanner, options.replan == "auto", desk.say)
+            conductor = Conductor(self._model, rank.member, replanner, options.replan == "auto", desk.say)
             self._conductor = self._engine.live = conductor
             if watch:
                 conductor.show = lambda conductor: watch.show(picture(conductor, self._stack))
@@ -196,24 +195,9 @@ class EncoderKind:
         group.orders.send(None, group.others())
 
     @property
-    def name(self) -> str:
-        """Return the model's name."""
-        return self._spec.name
-
-    @property
     def table(self) -> dict[str, Any]:
         """Return the plan as its file has it: the one that runs now, and in the end the one that stays."""
         return plan_table(self._plan if self._ended else self._stack.plan)
-
-    @property
-    def wire(self) -> Wire:
-        """Return how numbers travel."""
-        return self._plan.wire
-
-    @property
-    def plan_devices(self) -> Sequence[str]:
-        """Return the plan's devices."""
-        return self._plan.devices
 
     @property
     def active(self) -> Collection[str]:
@@ -235,10 +219,6 @@ class EncoderKind:
         """Return what ranks did so far."""
         return {rank: meter.to_table() for rank, meter in self._sums.look().items()}
 
-    def more_status(self) -> Mapping[str, Any]:
-        """Return nothing more."""
-        return {}
-
     @property
     def _batches(self) -> list[list[int]]:
         """The rows of every request, batch by batch."""
@@ -251,27 +231,22 @@ class EncoderKind:
 
     def predicted(self, tally: Tally) -> dict[str, Any]:
         """Return what was predicted for the median request, and how many a second."""
-        rate = predicted_rate(self._spec, self.cluster, self._plan, self._batches, self._plan_of)
-        found = prediction(self._spec, self.cluster, self._plan, tally.rows, self._plan_of)
+        rate = predicted_rate(self._model, self.cluster, self._plan, self._batches, self._plan_of)
+        found = prediction(self._model, self.cluster, self._plan, tally.rows, self._plan_of)
         return found | {"predicted_requests_per_s": rate}
 
     def alone(self, tally: Tally) -> BoardAlone | None:
         """Return the best board alone, by the seconds of what the split is judged by."""
         assert self.cluster is not None
         if not self._queued:
-            return encoder_alone(self._spec, self.cluster, round(statistics.median(tally.rows)), self._plan.wire)
+            return encoder_alone(self._model, self.cluster, round(statistics.median(tally.rows)), self._plan.wire)
         rows = [sum(batch) for batch in self._batches]
-        alone = encoder_alone(self._spec, self.cluster, round(sum(rows) / len(rows)), self._plan.wire)
+        alone = encoder_alone(self._model, self.cluster, round(sum(rows) / len(rows)), self._plan.wire)
         return alone and replace(alone, seconds=alone.seconds * len(rows) / len(self._requests))
 
     def facts(self) -> Mapping[str, Any]:
         """Return what thin wires cost."""
         return {"wire_rounding": self._rounding}
-
-    @property
-    def out(self) -> Console:
-        """Return where tables go."""
-        return tables.terminal(stderr=False)
 
     def tables(self, report: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> None:
         """Show what was answered, and who computed what."""

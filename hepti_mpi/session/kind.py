@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from hepti_mpi.comm.trace import Trace
 from hepti_mpi.engine.load import ModelFile, WeightsSource
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # what light boards do without
 
     from hepti_mpi.report.speaker import Progress
     from hepti_mpi.requests.answers import Answer, Tally
+    from hepti_mpi.session.desk import FrontDesk
 
 Show = Callable[[float], str]  # writes seconds, with the unit
 
@@ -85,40 +87,100 @@ class KindOnRank(Protocol):
         """Return what this rank did in all requests that count."""
 
 
-class ModelKind(Protocol):
-    """Rank 0's part: how requests are read, what computes them, and how answers and plans are shown."""
+class ModelKind(ABC):
+    """Rank 0's part: how requests are read, what computes them, and how answers and plans are shown.
 
-    count: int  # of requests, as far as it is known before they are computed
-    cluster: Cluster | None  # what the plan is for; None where a file gave the plan alone
+    Parameters
+    ----------
+    desk
+        Where requests come in and complaints go out.
 
-    @property
-    def reads(self) -> Collection[str]:
-        """Of the options in `cli.FOR_SOME` those that say something to it."""
+    Attributes
+    ----------
+    reads
+        Of the options in `cli.FOR_SOME` those that say something to it.
+    suffixes
+        Of files of answers.
+    keeps
+        Whether answers for a file wait in memory until all are there; they are small.
+    unit
+        What a bar counts.
+    count
+        How many requests there are, as far as it is known before they are computed.
+    cluster
+        What the plan is for; None where a file gave the plan alone.
+    """
 
-    @property
-    def suffixes(self) -> Sequence[str]:
-        """Of files of answers."""
+    reads: ClassVar[Collection[str]]
+    suffixes: ClassVar[Sequence[str]]
+    keeps: ClassVar[bool] = False
+    unit: ClassVar[str]
+    count: int
+    _model: Any
+    _plan: Any
 
-    @property
-    def keeps(self) -> bool:
-        """Whether answers for a file wait in memory until all are there; they are small."""
-
-    @property
-    def unit(self) -> str:
-        """What a bar counts."""
-
-    @property
-    def trials(self) -> Sequence[Mapping[str, Any]]:
-        """Of plans that were tried in turn, as the report has them."""
+    def __init__(self, desk: FrontDesk) -> None:
+        self._desk, self._options = desk, desk.options
+        self.cluster: Cluster | None = None
+        self._changes: list[dict[str, Any]] = []  # of a plan that follows devices
+        self._turns: Any = None  # where several plans are tried
 
     @property
     def is_try_out(self) -> bool:
         """Whether one host plays example boards, and nothing is measured, if no file says what to plan for."""
+        return False
 
     @property
+    def asks_much(self) -> bool:
+        """Whether so much is asked that it pays to move weights onto large pages; where each token reads them all."""
+        return False
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return str(self._model.name)
+
+    @property
+    def wire(self) -> Wire:
+        """How numbers travel."""
+        return Wire(self._plan.wire)
+
+    @property
+    def plan_devices(self) -> Sequence[str]:
+        """The plan's devices."""
+        return tuple(self._plan.devices)
+
+    @property
+    def trials(self) -> Sequence[Mapping[str, Any]]:
+        """Of plans that were tried in turn, as the report has them."""
+        return [] if self._turns is None else list(self._turns.to_table())
+
+    @property
+    def decisions(self) -> tuple[Sequence[Mapping[str, Any]], int, int]:
+        """The last decisions about the plan, how many there were, and how many have changed it."""
+        return self._changes, len(self._changes), sum(change["taken"] for change in self._changes)
+
+    @property
+    def out(self) -> Console:
+        """Where tables go."""
+        from hepti_mpi.report import tables  # with what light boards do without
+
+        return tables.terminal(stderr=False)
+
+    def more_status(self) -> Mapping[str, Any]:
+        """Return what the status has of this kind alone."""
+        return {}
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return what the report has of this kind alone."""
+        return {}
+
+    @property
+    @abstractmethod
     def silent(self) -> bool:
         """Whether nothing is printed while requests are computed, so that a bar can be."""
 
+    @abstractmethod
     def open(self) -> OpenedModel | None:
         """Open the model, and read what is asked of it, as far as planning needs it.
 
@@ -130,6 +192,7 @@ class ModelKind(Protocol):
             If nothing can be computed.
         """
 
+    @abstractmethod
     def plan(self, cluster: Cluster | None) -> Sequence[Any]:
         """Read or make the plan, and others for which ranks hold weights; None: no cluster is known.
 
@@ -139,22 +202,23 @@ class ModelKind(Protocol):
             If there is no plan, or it does not fit.
         """
 
+    @abstractmethod
     def needed_bytes(self) -> list[int]:
         """Return the memory that every rank needs for these plans."""
 
+    @abstractmethod
     def measured(self, device: Device) -> bool | None:
         """Return whether a device was measured for such models by a backend; None: backends are no matter."""
 
-    @property
-    def asks_much(self) -> bool:
-        """Whether so much is asked that it pays to move weights onto large pages."""
-
+    @abstractmethod
     def begin(self, rank: Any, last: ExitStack) -> None:
         """Take rank 0's part, which is loaded; `last` ends what is begun."""
 
+    @abstractmethod
     def requests(self) -> Iterable[Any]:
         """Return what is asked, in order; it may come while it is computed."""
 
+    @abstractmethod
     def answers(self, requests: Iterable[Any], *, counts: bool, shows: bool) -> Iterator[Answer]:
         """Compute requests on all ranks, and answer them.
 
@@ -166,60 +230,44 @@ class ModelKind(Protocol):
             Whether a person sees what is answered: of several passes that is the last.
         """
 
+    @abstractmethod
     def has_numbers(self, answer: Answer) -> bool:
         """Tell whether what the model computed for an answer are numbers."""
 
+    @abstractmethod
     def show(self, answer: Answer) -> None:
         """Show an answer to a person, now or with the tables."""
 
+    @abstractmethod
     def end(self) -> None:
         """Let the other ranks go."""
 
     @property
-    def name(self) -> str:
-        """Return the model's name."""
-
-    @property
+    @abstractmethod
     def table(self) -> dict[str, Any]:
         """Return the plan as its file has it."""
 
     @property
-    def wire(self) -> Wire:
-        """Return how numbers travel."""
-
-    @property
-    def plan_devices(self) -> Sequence[str]:
-        """Return the plan's devices."""
-
-    @property
+    @abstractmethod
     def active(self) -> Collection[str]:
         """Return the devices that compute."""
 
-    @property
-    def decisions(self) -> tuple[Sequence[Mapping[str, Any]], int, int]:
-        """Return the last decisions about the plan, how many there were, and how many have changed it."""
-
+    @abstractmethod
     def meters(self) -> Mapping[int, Mapping[str, float]]:
         """Return what ranks did so far, of those that have told it."""
 
-    def more_status(self) -> Mapping[str, Any]:
-        """Return what the status has of this kind alone."""
-
+    @abstractmethod
     def predicted(self, tally: Tally) -> dict[str, Any]:
         """Return what was predicted: `predicted_seconds`, `predicted_requests_per_s`, and what is this kind's alone."""
 
+    @abstractmethod
     def alone(self, tally: Tally) -> Any:
         """Return the best board alone, if it is to be compared; None where no board holds the model."""
 
-    def facts(self) -> Mapping[str, Any]:
-        """Return what the report has of this kind alone."""
-
-    @property
-    def out(self) -> Console:
-        """Return where tables go."""
-
+    @abstractmethod
     def tables(self, report: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> None:
         """Show the answers that wait for it, and who computed what."""
 
+    @abstractmethod
     def pace(self, report: Mapping[str, Any]) -> tuple[Any, Show] | None:
         """Return what the split took, and how that is written; None where there is nothing to compare."""

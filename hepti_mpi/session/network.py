@@ -7,12 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from hepti_mpi.engine.image_flow import ImageFlow
 from hepti_mpi.engine.network import HoldPlan, ImageOrder, PreparePlan
 from hepti_mpi.live.sums import Sums
-from hepti_mpi.report import tables
 from hepti_mpi.report.alone import BoardAlone, Pace, images_a_second, milliseconds, network_alone
 from hepti_mpi.report.network_report import show_network
 from hepti_mpi.report.watch import Watch, network_picture
@@ -22,15 +19,16 @@ from hepti_mpi.requests.picture_answers import picture_answer, print_picture_ans
 from hepti_mpi.requests.pictures import PictureReader, PictureRequest
 from hepti_mpi.session.defaults import READ_BYTES_PER_S
 from hepti_mpi.session.desk import FrontDesk
-from hepti_mpi.session.kind import OpenedModel, Show
+from hepti_mpi.session.kind import ModelKind, OpenedModel, Show
 from hepti_mpi.session.network_rank import NetworkRank
 from solver.base import clock
 from solver.base.arrays import Array
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import PROGRAM_BYTES, Cluster, Device
+from solver.model.convnet import ConvNet
 from solver.model.precision import FLOAT32
 from solver.plan.file import check_plan, read_plan, sent_as
-from solver.plan.plan import WIRES, Wire
+from solver.plan.plan import WIRES
 from solver.plan.segments import THROUGHPUT, SegmentPlan
 from solver.plan.writing import plan_table
 from solver.schedule.networks.memory import memory_of
@@ -46,21 +44,18 @@ if TYPE_CHECKING:
     from solver.systems.convnets.hepti_throughput import Replicas
 
 
-class NetworkKind:
-    """What a session asks of a kind of model, on rank 0; as `kind.ModelKind` says it."""
+class NetworkKind(ModelKind):
+    """What a session asks of a convolutional network, on rank 0."""
 
     reads = ("images", "random", "watch")
     suffixes = SUFFIXES
-    keeps = False
     unit = "images"
-    is_try_out = False
-    asks_much = False  # its weights are read once an image, and not once a token
+    _model: ConvNet
+    _plan: SegmentPlan
 
     def __init__(self, desk: FrontDesk) -> None:
-        self._desk, self._options = desk, desk.options
-        self.cluster: Cluster | None = None
+        super().__init__(desk)
         self._follower: NetworkFollower | None = None  # where the plan may change
-        self._changes: list[dict[str, Any]] = []
         self._turns: Turns[SegmentPlan] | None = None  # where several plans may be tried
         self._replicas: Replicas | None = None  # where several compute images side by side
         self._watch: Watch | None = None
@@ -71,17 +66,17 @@ class NetworkKind:
         options, desk = self._options, self._desk
         model = weights_path(options.model, NETWORK, desk.say)
         with NetworkFile(model) as file:
-            self._net, fingerprint = file.net, file.fingerprint
+            self._model, fingerprint = file.net, file.fingerprint
         self._check_options()
         by_id = not desk.serves or (options.output is not None and options.output.suffix == ".npz")
-        self._reader = PictureReader(self._net, desk.ahead.complain, by_id=by_id, images=options.images)
+        self._reader = PictureReader(self._model, desk.ahead.complain, by_id=by_id, images=options.images)
         in_files = not desk.serves and options.random is None
         self.count = self._reader.count(Path(options.input)) if in_files else 1
-        return OpenedModel(model.absolute(), self._net, FLOAT32.name, fingerprint)
+        return OpenedModel(model.absolute(), self._model, FLOAT32.name, fingerprint)
 
     def _check_options(self) -> None:
         """Refuse what the network cannot do, or what is missing."""
-        options, net = self._options, self._net
+        options, net = self._options, self._model
         if options.wire not in (None, *WIRES):
             raise HeptiError(f"{options.wire} on the wire: {net.name} sends {', '.join(WIRES)}")
         if options.plan is None:
@@ -100,7 +95,7 @@ class NetworkKind:
 
     def plan(self, cluster: Cluster | None) -> Sequence[SegmentPlan]:
         """Read or make the plan, in front, and those that are tried besides, or compute beside it."""
-        options, net, ranks, self.cluster = self._options, self._net, self._desk.group.size, cluster
+        options, net, ranks, self.cluster = self._options, self._model, self._desk.group.size, cluster
         self._plans: Sequence[SegmentPlan]
         if options.plan is not None:
             # A wire that is asked for goes before the plan's, and what a cluster file says before both.
@@ -133,10 +128,10 @@ class NetworkKind:
         options, plans = self._options, [plan]
         images = 0 if self._desk.serves else self.count * (options.warmup + options.repeat)
         if options.plan_by == "measure" or (options.plan_by is None and images > 2 * TURNS):
-            plans = networks_to_try(self._net, cluster, plan)
+            plans = networks_to_try(self._model, cluster, plan)
         if options.plan_by is None:
             read_bytes = max(
-                map(sum, zip(*(weights_of(self._net, plan) for plan in plans[1:]), strict=True)), default=0
+                map(sum, zip(*(weights_of(self._model, plan) for plan in plans[1:]), strict=True)), default=0
             )
             if not pays([plan.predicted_s for plan in plans], read_bytes / READ_BYTES_PER_S, images):
                 plans = [plan]
@@ -148,7 +143,7 @@ class NetworkKind:
 
     def needed_bytes(self) -> list[int]:
         """Return the memory that every rank needs for the plans that it holds weights for."""
-        held = zip(*(memory_of(self._net, plan) for plan in self._plans), strict=True)
+        held = zip(*(memory_of(self._model, plan) for plan in self._plans), strict=True)
         active = {0, *(rank for plan in self._plans for rank in plan.active)}
         return [sum(own) + PROGRAM_BYTES if rank in active else 0 for rank, own in enumerate(held)]
 
@@ -166,7 +161,7 @@ class NetworkKind:
             from solver.live.network_replan import NetworkFollower  # the solvers are for rank 0 alone
 
             changes = options.replan == "auto"
-            self._follower = NetworkFollower(self._net, self.cluster, self._plan, changes=changes)
+            self._follower = NetworkFollower(self._model, self.cluster, self._plan, changes=changes)
 
     def requests(self) -> Iterable[PictureRequest]:
         """Return the images; while one is computed the next is read."""
@@ -208,7 +203,7 @@ class NetworkKind:
     def _answer(self, request: PictureRequest, outputs: Mapping[str, Array], seconds: float, *, counts: bool) -> Answer:
         entry: dict[str, Any] = {"id": request.id, "seconds": seconds}
         if are_numbers(*outputs.values()):
-            entry = picture_answer(self._net, request.id, seconds, outputs, request.frame)
+            entry = picture_answer(self._model, request.id, seconds, outputs, request.frame)
         return Answer(entry, NOTHING, counts=counts, line=request.line, outputs=outputs)
 
     def _change(self) -> None:
@@ -242,7 +237,7 @@ class NetworkKind:
             self._desk.say(change.line)
         if self._watch:
             lines = [entry["line"] for entry in self._changes]
-            self._watch.show(network_picture(self._net, self._follower, compute_s, self._image_s, lines))
+            self._watch.show(network_picture(self._model, self._follower, compute_s, self._image_s, lines))
         return PreparePlan(change.plan, change.before_s) if change is not None and change.taken else None
 
     def _prepared(self) -> HoldPlan | None:
@@ -278,24 +273,9 @@ class NetworkKind:
         group.orders.send(None, group.others())
 
     @property
-    def name(self) -> str:
-        """Return the network's name."""
-        return self._net.name
-
-    @property
     def table(self) -> dict[str, Any]:
         """Return the plan as its file has it."""
-        return plan_table(self._plan, self._net)
-
-    @property
-    def wire(self) -> Wire:
-        """Return how numbers travel."""
-        return self._plan.wire
-
-    @property
-    def plan_devices(self) -> Sequence[str]:
-        """Return the plan's devices."""
-        return self._plan.devices
+        return plan_table(self._plan, self._model)
 
     @property
     def _at_work(self) -> Sequence[SegmentPlan]:
@@ -306,16 +286,6 @@ class NetworkKind:
     def active(self) -> Collection[str]:
         """Return the devices that compute."""
         return {plan.devices[rank] for plan in self._at_work for rank in plan.active}
-
-    @property
-    def trials(self) -> Sequence[Mapping[str, Any]]:
-        """Return the plans that were tried in turn."""
-        return [] if self._turns is None else self._turns.to_table()
-
-    @property
-    def decisions(self) -> tuple[Sequence[Mapping[str, Any]], int, int]:
-        """Return the last decisions about the plan, how many there were, and how many have changed it."""
-        return self._changes, len(self._changes), sum(change["taken"] for change in self._changes)
 
     def meters(self) -> Mapping[int, Mapping[str, float]]:
         """Return what ranks did so far."""
@@ -329,7 +299,7 @@ class NetworkKind:
         """Return the plans that compute side by side."""
         if self._replicas is None:
             return {}
-        return {"replicas": [plan_table(plan, self._net) for plan in self._replicas.plans]}
+        return {"replicas": [plan_table(plan, self._model) for plan in self._replicas.plans]}
 
     def predicted(self, tally: Tally) -> dict[str, Any]:
         """Return what was predicted for an image, or of replicas how many a second."""
@@ -341,18 +311,13 @@ class NetworkKind:
     def alone(self, tally: Tally) -> BoardAlone | None:
         """Return the best board alone."""
         assert self.cluster is not None
-        return network_alone(self._net, self.cluster, self._plan.wire)
-
-    @property
-    def out(self) -> Console:
-        """Return where tables go."""
-        return tables.terminal(stderr=False)
+        return network_alone(self._model, self.cluster, self._plan.wire)
 
     def tables(self, report: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> None:
         """Show the answers that waited, and who computed what."""
         for entry in self._shown:
             print_picture_answer(self.out, entry)
-        show_network(self.out, report, self._net, self._at_work)
+        show_network(self.out, report, self._model, self._at_work)
 
     def pace(self, report: Mapping[str, Any]) -> tuple[Pace, Show] | None:
         """Return what the split took."""

@@ -5,10 +5,9 @@ from itertools import chain, repeat
 
 import pytest
 
-from hepti_mpi import cli, defaults
 from hepti_mpi.comm.group import world
-from hepti_mpi.decoding import cli as generate
 from hepti_mpi.measure import steady
+from hepti_mpi.session import cli, defaults
 from solver.base.cache import profile_path
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import read_cluster
@@ -64,7 +63,7 @@ def test_a_profile_of_busy_hosts_says_so_itself_and_whenever_it_is_taken(ask, mo
     assert "busy" not in ask(10, anew=True)[1]
 
 
-@pytest.mark.parametrize(("parse", "words"), [(cli.parse, []), (generate.parse, ["--model", "m.h5", "--chat"])])
+@pytest.mark.parametrize(("parse", "words"), [(cli.parse, []), (cli.parse_generate, ["--model", "m.h5", "--chat"])])
 def test_nothing_is_measured_where_something_says_what_to_plan_for(parse, words):
     for option, value in (("--cluster", "mixed4"), ("--plan", "plan.json")):
         with pytest.raises(HeptiError, match=f"--measure and {option} {value}"):
