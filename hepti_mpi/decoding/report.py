@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -42,20 +42,12 @@ def speed(answer: TextAnswer) -> float | None:
 
 def show_run(console: Console, report: Mapping[str, Any], model: Decoder, plan: DecoderPlan) -> None:
     """Print who had what, and how fast tokens came."""
-    staged = len(plan.stages) > 1
-    axes = dict.fromkeys(axis for stage in plan.stages for axis in stage.shares)
-    shared = (*(["layers"] if staged else []), *axes, *plan.word_columns)
     # In two lines, so that it fits 80 columns.
     title = f"who had what of {model.name}, {counted(len(model.layers), 'layer')}"
-    table = new_table(title, "device", *shared, "peak\nMiB", "busy\ns", "wait\ns", "sent\nMiB")
+    table = new_table(title, "device", *share_columns(plan), "peak\nMiB", "busy\ns", "wait\ns", "sent\nMiB")
     for entry in report["per_rank"]:
-        rank = entry["rank"]
-        own = [stage for stage in plan.stages if rank in stage.ranks]
-        layers = f"{own[0].layers.start}-{own[-1].layers.stop - 1}" if own else "-"
-        shares = [own[0].shares[axis][rank].size if own and axis in own[0].shares else 0 for axis in axes]
         table.add_row(
-            entry["device"], *([layers] if staged else []), *map(str, shares),
-            *(str(words[rank].size) for words in plan.word_columns.values()),
+            entry["device"], *shares_of(plan, entry["rank"]),
             f"{entry['peak_rss_bytes'] / MIB:.0f}", f"{entry['compute_s']:.2f}", f"{entry['wait_s']:.2f}",
             f"{entry['sent_bytes'] / MIB:.1f}",
         )  # fmt: skip
@@ -73,3 +65,21 @@ def show_run(console: Console, report: Mapping[str, Any], model: Decoder, plan: 
         line.append(f"{expected['first_s']:.2f} s")
         line.append(f" for {report['predicted_for']}")
     console.print(line)
+
+
+def share_columns(plan: DecoderPlan) -> list[str]:
+    """Return the headings over what devices have."""
+    return [*["layers"] * (len(plan.stages) > 1), *map(str, _axes(plan)), *plan.word_columns]
+
+
+def shares_of(plan: DecoderPlan, rank: int) -> list[str]:
+    """Return what a rank has, in the order of `share_columns`."""
+    own = [stage for stage in plan.stages if rank in stage.ranks]
+    layers = f"{own[0].layers.start}-{own[-1].layers.stop - 1}" if own else "-"
+    shares = (own[0].shares[axis][rank].size if own and axis in own[0].shares else 0 for axis in _axes(plan))
+    words = (words[rank].size for words in plan.word_columns.values())
+    return [*[layers] * (len(plan.stages) > 1), *map(str, (*shares, *words))]
+
+
+def _axes(plan: DecoderPlan) -> Iterable[str]:
+    return dict.fromkeys(axis for stage in plan.stages for axis in stage.shares)

@@ -1,13 +1,13 @@
 """`--watch`: the plan as it lives: every device's share, compute, wait and speed, and the last decisions.
 
-Of a network every device tells what it computed of an image, and nothing of its links.
+Of a network or a language model every device tells what it computed of an image or a token, and nothing of its links.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,14 +16,12 @@ from rich.text import Text
 
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.live.conductor import Conductor
-from hepti_mpi.report.network_report import network_shares
 from hepti_mpi.report.tables import shares
 from solver.base.tables import new_table
 from solver.cluster.cluster import GIB
-from solver.model.convnet import ConvNet
 
 if TYPE_CHECKING:
-    from solver.live.network_replan import NetworkFollower
+    from solver.live.follower import DeviceFollower
 
 DECISIONS = 4
 
@@ -68,16 +66,20 @@ def picture(conductor: Conductor, stack: Stack) -> Group:
     return Group(table, *_lines(conductor.lines))
 
 
-def network_picture(
-    net: ConvNet, follower: NetworkFollower, compute_s: Sequence[float], seconds: float, lines: Sequence[str]
-) -> Group:
-    """Return the same of a network, of an image's seconds and what every rank computed of them."""
-    table = _table(seconds, "image", "segments", "work", links=False)
+def follower_picture(
+    follower: DeviceFollower[Any], compute_s: Sequence[float], seconds: float, lines: Sequence[str],
+    columns: Sequence[str], shares_of: Callable[[int], Iterable[str]],
+) -> Group:  # fmt: skip
+    """Return the same of an image or a token, of its seconds and what every rank computed of them.
+
+    `shares_of` a rank is what it has of each of the `columns`.
+    """
+    table = _table(seconds, follower.unit.removeprefix("a ").removeprefix("an "), *columns, links=False)
     for rank, device in enumerate(follower.devices):
         own_s, factor = compute_s[rank], 1 / follower.slower(rank)
         table.add_row(
             device.name,
-            *network_shares(net, follower.plan, rank),
+            *shares_of(rank),
             *_speed(own_s, max(seconds - own_s, 0.0), factor * device.compute_flop_per_s, factor),
             f"{device.memory_bytes / GIB:.1f}",
         )

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hepti_mpi.requests.answer_text import Ending
 from hepti_mpi.requests.inputs import LineReader, check_ids, check_keys, check_unicode, named_entry
 from hepti_mpi.requests.sampling import CANDIDATES, Sampling
@@ -149,6 +151,19 @@ class PromptReader:
             If one of them is empty, or longer than the context.
         """
         return [self._text(number, text) for number, text in enumerate(texts, start=1)]
+
+    def random(self, tokens: int) -> Prompt:
+        """Make a prompt of so many random tokens, always the same.
+
+        Raises
+        ------
+        HeptiError
+            If there are none, or it is longer than the context.
+        """
+        if tokens < 1:
+            raise HeptiError(f"--random is {tokens}, a prompt has 1 token at least")
+        ids = np.random.default_rng(0).integers(self._model.vocab, size=tokens)
+        return self._fitting(Prompt("random", tuple(ids.tolist())))
 
     def conversation(self, messages: Sequence[Turn], name: str | int = "chat") -> Prompt:
         """Make the prompt of a conversation, which its answer continues.

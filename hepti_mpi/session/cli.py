@@ -50,10 +50,10 @@ FOR_WORDS = (
     "tokens", "temperature", "top_p", "seed", "stop", "ignore_eos", "lookup", "context", "sequences", "cache",
 )  # fmt: skip
 # Options that say something to some kinds of models alone.
-FOR_SOME = ("text", "prompt", "chat", "images", "random", "precision", "watch", *FOR_WORDS)
+FOR_SOME = ("text", "prompt", "chat", "images", "precision", *FOR_WORDS)
 
 
-ASKED_OTHERWISE = tuple(name for name in FOR_SOME if name not in ("precision", "watch"))  # than by a query
+ASKED_OTHERWISE = ("random", *(name for name in FOR_SOME if name != "precision"))  # than by a query
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -70,7 +70,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def parse_generate(arguments: list[str]) -> argparse.Namespace:
     """Read the command line of `generate`, as `parse`."""
     options = generate_parser().parse_args(arguments)
-    if not (options.prompt or options.input or options.chat):
+    if not (options.prompt or options.input or options.chat or options.random is not None):
         raise HeptiError(NOTHING_ASKED)
     return checked(options)
 
@@ -98,6 +98,8 @@ def checked(options: argparse.Namespace) -> argparse.Namespace:
         raise HeptiError("--images says where lines of --input may name images: add --input")
     if options.output is not None and options.chat:
         raise HeptiError("--output is for answers to --prompt and --input, a chat is on the terminal")
+    if options.watch and options.chat:
+        raise HeptiError("--watch draws where a chat is: leave one of the two out")
     if options.chat and options.sequences not in (None, 1):
         raise HeptiError(f"--sequences {options.sequences} is for several prompts, a chat is one: leave it out")
     _check_words(options)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, Group
 
 from hepti_mpi.decoding.generation import WITHOUT_NUMBERS, Follow, Generation, TextAnswer
-from hepti_mpi.decoding.report import answer_entry, show_run, speed
+from hepti_mpi.decoding.report import answer_entry, share_columns, shares_of, show_run, speed
 from hepti_mpi.report.alone import BoardAlone, Pace, decoder_alone, tokens_a_second
 from hepti_mpi.report.tables import TEXT_SHOWN
+from hepti_mpi.report.watch import Watch, follower_picture
 from hepti_mpi.requests.answer_text import Ending
 from hepti_mpi.requests.answers import LAST, NOTHING, Answer, Tally
 from hepti_mpi.requests.outputs import print_answer, print_text
@@ -28,6 +31,7 @@ from hepti_mpi.session.decoder_rank import DecoderRank
 from hepti_mpi.session.defaults import default_chat
 from hepti_mpi.session.desk import FrontDesk
 from hepti_mpi.session.kind import ModelKind, OpenedModel, Show
+from solver.base import clock
 from solver.base.errors import HeptiError
 from solver.base.phrases import counted, excerpt, printable
 from solver.cluster.cluster import Cluster, Device
@@ -47,9 +51,11 @@ from weights.inputs.templates import ChatTemplate
 from weights.inputs.tokenize import PromptTokenizer
 
 if TYPE_CHECKING:
+    from solver.live.decoder_replan import TokenFollower
     from solver.live.turns import Turns
 
 IDS_SHOWN = 60  # letters of the ids of answers that were cut
+DRAWN_S = 0.25  # from picture to picture: to draw one takes longer than a token of a small model
 # So many passes save on large pages what moving weights there takes. Of llama-3.2-1b in int4 on two x86 cores, whose
 # pages were fragmented, that was 0.65 s, and 1.9 ms of 26 a token. Both go with the bytes of weights.
 MANY_PASSES = 340
@@ -70,13 +76,16 @@ class DecoderKind(ModelKind):
         # Of answers that count; of a run that serves the last ones: it may serve for weeks.
         self._answers: deque[dict[str, Any]] = deque(maxlen=LAST if desk.serves else None)
         self._turns: Turns[DecoderPlan] | None = None  # where several plans are tried
+        self._watch: Watch | None = None
+        self._drawn_at = -math.inf
+        self._shown: list[Answer] = []  # those that wait until nothing is drawn any more
 
     def open(self) -> OpenedModel | None:
         """Open the model, and read what is asked of it."""
         from solver.systems.decoders import planner_of  # the solvers are for rank 0 alone
 
         options, desk = self._options, self._desk
-        if not (options.prompt or options.chat or options.input):
+        if not (options.prompt or options.chat or options.input or options.random is not None):
             raise HeptiError(NOTHING_ASKED)
         planner_of(options.system)  # here, before hosts are measured
         options.model = options.model or default_chat()
@@ -122,6 +131,8 @@ class DecoderKind(ModelKind):
         self._prompts: list[Prompt] = []
         if options.prompt:
             self._prompts = self._reader.texts(options.prompt)
+        elif options.random is not None:
+            self._prompts = [self._reader.random(options.random)]
         elif options.input is not None and not desk.serves:
             self._prompts = list(self._reader.file(Path(options.input)))
             if not self._prompts:
@@ -196,6 +207,7 @@ class DecoderKind(ModelKind):
     def begin(self, rank: DecoderRank, last: ExitStack) -> None:
         """Take rank 0's part, and let the plan follow the devices, where it may change."""
         options = self._options
+        self._watch = last.enter_context(Watch(self._desk.console)) if options.watch else None
         self._ranks = rank.run_by(self._file)
         self._generation = Generation(
             self._model, self._ranks, self._tokenizer, self._usual,
@@ -222,13 +234,20 @@ class DecoderKind(ModelKind):
 
         def follow(compute_s: Floats, seconds: float, behind: int, to_come: int) -> DecoderPlan | None:
             change = follower.came(compute_s.tolist(), seconds, behind, to_come)
-            if change is None:
-                return None
-            self._changes.append(change.to_table(len(self._answers)))
-            self._desk.say(change.line)
-            return change.plan if change.taken else None
+            if change is not None:
+                self._changes.append(change.to_table(len(self._answers)))
+                self._desk.say(change.line)
+            if self._watch and clock.now() - self._drawn_at > DRAWN_S:
+                self._drawn_at = clock.now()
+                self._watch.show(self._picture(follower, compute_s, seconds))
+            return change.plan if change is not None and change.taken else None
 
         return follow
+
+    def _picture(self, follower: TokenFollower, compute_s: Floats, seconds: float) -> Group:
+        plan, lines = self._ranks.share.passes.plan, [entry["line"] for entry in self._changes]
+        shares = partial(shares_of, plan)
+        return follower_picture(follower, compute_s.tolist(), seconds, lines, share_columns(plan), shares)
 
     def _tries(self) -> Follow | None:
         """Return what lets the first tokens be made by several plans; None where there is one."""
@@ -261,6 +280,7 @@ class DecoderKind(ModelKind):
     def answers(self, requests: Iterable[Prompt], *, counts: bool, shows: bool) -> Iterator[Answer]:
         """Answer prompts, as many at a time as the plan has sequences."""
         desk, options, generation = self._desk, self._options, self._generation
+        says = shows and options.prompt and not self._watch
         if counts and not self._counts:
             self._ranks.count()
             self._counts = True
@@ -270,7 +290,7 @@ class DecoderKind(ModelKind):
             found = generation.answer(requests, self._streams, is_there=desk.ahead.is_there, look=desk.look, gone=gone)
         elif options.chat:
             found = generation.answer(requests, lambda answer, text: print_text(text))
-        elif shows and options.prompt and self._plan.sequences == 1:
+        elif says and self._plan.sequences == 1:
             found = generation.answer(requests, self._says)
         else:
             found = generation.answer(requests)  # several at a time would come mixed up
@@ -280,7 +300,7 @@ class DecoderKind(ModelKind):
                 self._answers.append({**entry, "prompt_logprobs": None})  # which may be long, and no report has it
             if options.chat:
                 self._heard(answer)
-            elif shows and options.prompt and answer.text.finish_reason != WITHOUT_NUMBERS:
+            elif says and answer.text.finish_reason != WITHOUT_NUMBERS:
                 self._ends(answer)
             yield Answer(entry, NOTHING, counts=counts, line=answer.prompt.line)
 
@@ -290,12 +310,16 @@ class DecoderKind(ModelKind):
 
     @property
     def silent(self) -> bool:
-        """Whether answers go to a file alone."""
-        return self._options.input is not None and self._options.output is not None
+        """Whether answers go to a file alone, or are of random tokens."""
+        return self._options.random is not None or (
+            self._options.input is not None and self._options.output is not None
+        )
 
     def show(self, answer: Answer) -> None:
-        """Print the answer to a line of a file; others are printed as they come."""
-        if self._options.input is not None and self._options.output is None:
+        """Print the answer to a line of a file; others are printed as they come, if nothing is drawn meanwhile."""
+        if self._watch:
+            self._shown.append(answer)
+        elif self._options.input is not None and self._options.output is None:
             print_answer(answer)
 
     def end(self) -> None:
@@ -376,7 +400,9 @@ class DecoderKind(ModelKind):
         return self._desk.console
 
     def tables(self, report: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Say which answers were cut, and who computed what."""
+        """Show the answers that waited, say which were cut, and who computed what."""
+        for answer in self._shown if self._options.output is None else ():
+            print_answer(answer)
         if self._options.input is not None:
             self._tell_cut()
         if self._answers:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 class EncoderKind(ModelKind):
     """What a session asks of an encoder, on rank 0."""
 
-    reads = ("text", "images", "random", "precision", "watch")
+    reads = ("text", "images", "precision")
     suffixes = SUFFIXES
     keeps = True
     unit = "requests"

@@ -11,8 +11,8 @@ from hepti_mpi.engine.image_flow import ImageFlow
 from hepti_mpi.engine.network import HoldPlan, ImageOrder, PreparePlan
 from hepti_mpi.live.sums import Sums
 from hepti_mpi.report.alone import BoardAlone, Pace, images_a_second, milliseconds, network_alone
-from hepti_mpi.report.network_report import show_network
-from hepti_mpi.report.watch import Watch, network_picture
+from hepti_mpi.report.network_report import network_shares, show_network
+from hepti_mpi.report.watch import Watch, follower_picture
 from hepti_mpi.requests.answers import NOTHING, Answer, Tally, are_numbers
 from hepti_mpi.requests.outputs import SUFFIXES
 from hepti_mpi.requests.picture_answers import picture_answer, print_picture_answer
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 class NetworkKind(ModelKind):
     """What a session asks of a convolutional network, on rank 0."""
 
-    reads = ("images", "random", "watch")
+    reads = ("images",)
     suffixes = SUFFIXES
     unit = "images"
     _model: ConvNet
@@ -237,7 +237,10 @@ class NetworkKind(ModelKind):
             self._desk.say(change.line)
         if self._watch:
             lines = [entry["line"] for entry in self._changes]
-            self._watch.show(network_picture(self._model, self._follower, compute_s, self._image_s, lines))
+            shares_of = lambda rank: network_shares(self._model, self._plan, rank)
+            self._watch.show(
+                follower_picture(self._follower, compute_s, self._image_s, lines, ("segments", "work"), shares_of)
+            )
         return PreparePlan(change.plan, change.before_s) if change is not None and change.taken else None
 
     def _prepared(self) -> HoldPlan | None:

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 
+import numpy as np
 import pytest
 import torch
 
@@ -225,6 +226,20 @@ def test_plans_are_tried_between_tokens_and_the_fastest_stays(tiny, tmp_path):
     (stays,) = (entry for entry in told["trials"] if entry["stays"])
     assert stays["seconds"] == min(entry["seconds"] for entry in told["trials"])
     assert f"{stays['cuts']} stays" in done.stderr
+
+
+def test_devices_are_shown_while_tokens_of_random_ones_are_made_and_the_answer_is_written(tiny, uneven, tmp_path):
+    answers, options = tmp_path / "answers.jsonl", ("--plan", uneven, "--cluster", "mixed4", "--replan", "dry-run")
+    words = ("--random", 5, "--tokens", NEW, "--ignore-eos", "--watch")
+
+    done = succeeded(jobs(3, *generate(tiny, *words, *options, "--output", answers)))
+
+    (answer,) = map(json.loads, answers.read_text().splitlines())
+    tokens = np.random.default_rng(0).integers(tiny.model.config.vocab_size, size=5).tolist()
+    assert (answer["id"], answer["new_tokens"]) == ("random", tiny.says(tokens, NEW))
+    drawn = [line for line in done.stderr.splitlines() if line.startswith("│ pi-")]
+    assert "ms for the last token" in done.stderr
+    assert [line.split()[1] for line in drawn[:3]] == ["pi-0", "pi-1", "pi-2"]
 
 
 @pytest.fixture(scope="module")

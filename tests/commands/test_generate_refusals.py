@@ -165,7 +165,7 @@ def test_models_of_another_kind(tiny, converted, refused, tmp_path):
 
     refused(*generate(tiny, *SAY, path=tmp_path / "sees.h5"))
     refused(*generate(tiny, *SAY, path=converted("bert").path))
-    refused("--model", tiny.path, "--random", 5)
+    refused("--model", tiny.path, "--text", "the cat")
 
 
 def test_weights_cut_short(tiny, refused, tmp_path):

@@ -1,11 +1,13 @@
 """The picture of `--watch`, of a network."""
 
 import io
+from functools import partial
 
 import numpy as np
 from rich.console import Console
 
-from hepti_mpi.report.watch import Watch, network_picture
+from hepti_mpi.report.network_report import network_shares
+from hepti_mpi.report.watch import Watch, follower_picture
 from solver.cluster.cluster import Cluster, Device, Link
 from solver.live.network_replan import NetworkFollower
 from tests.kit.convnets import plan_of
@@ -23,7 +25,8 @@ def test_a_person_sees_what_every_board_computes_of_a_network_in_80_columns():
     console = Console(file=io.StringIO(), width=80)
 
     with Watch(console) as watch:
-        watch.show(network_picture(net, follower, [0.01, 0.09], 0.1, [change.line]))
+        shares_of = partial(network_shares, net, plan)
+        watch.show(follower_picture(follower, [0.01, 0.09], 0.1, [change.line], ("segments", "work"), shares_of))
 
     shown = console.file.getvalue().splitlines()
     assert max(map(len, shown)) <= 80
