@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from launch.bench import decode_command, limits, offload, paper_command, shift_command
-from launch.compare import command as compare_command
+from launch.bench import compare_command, limits, offload, paper_command, shift_command
 from launch.trials import day_command, faults_command
 
 SUITES = (
-    compare_command.SUITE, paper_command.SUITE, offload.SUITE, shift_command.SUITE, decode_command.SUITE,
+    compare_command.SUITE, paper_command.SUITE, offload.SUITE, shift_command.SUITE,
     faults_command.SUITE, day_command.SUITE, limits.SUITE,
 )  # fmt: skip
 

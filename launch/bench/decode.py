@@ -1,4 +1,4 @@
-"""`bench decode`: language models on a lab's boards: our systems, and the peers themselves, in the same rounds.
+"""`bench compare` of language models on a lab's boards: our systems, and the peers themselves, in the same rounds.
 
 Every program is started anew in every round and answers the same prompts greedily. Seconds to the first token and
 seconds of a further one are measured apart. Ratios are taken within a round, where the machine is the same, and their
@@ -32,6 +32,7 @@ from solver.cluster.cluster import read_cluster, write_cluster
 from solver.model.decoder import Decoder
 from solver.schedule.decoders.asked import TokenRequest
 
+SUITE = "decode"  # of reports
 SINGLE = "single"
 BACKEND = "onnxruntime"  # of our rows
 EVEN = 0.05  # apart that boards may be, and still count as even
@@ -257,7 +258,7 @@ def _overhead_s(lab: Lab, rival: Rival, alone: Rival | None) -> float | None:
 def report_facts(lab: Lab, model: BenchDecoder, task: Task, cache: str, lookup: str, rounds: int) -> dict[str, Any]:
     """Return what was measured where, for the report."""
     return {
-        "suite": "decode",
+        "suite": SUITE,
         "cluster": lab.name,
         "lab_scale": lab.scale,
         "model": model.model.name,

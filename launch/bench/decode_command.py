@@ -1,4 +1,4 @@
-"""`python -m launch bench decode …`: what a person types and sees."""
+"""`python -m launch bench compare …` of a language model: what a person types besides, and sees."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from launch.compare.compare import last_words
 from launch.compare.model import BenchDecoder, bench_decoder, exported
 from launch.compare.show import Cells
 from launch.compare.stage import host_count, lab_of
-from launch.compare.suite import Keep, Report, Suite, add_list, at_least, one_of_each, say
+from launch.compare.suite import Keep, Report, at_least, say
 from launch.lab import run as lab_run
 from launch.lab.lab import Lab
 from launch.lab.up import require_tools
+from launch.single.command import RUNTIMES
 from solver.base.clock import at_scale
 from solver.base.errors import HeptiError
 from solver.base.phrases import counted, did_you_mean, mbps
@@ -35,6 +36,13 @@ PEERS = (DLLAMA, LLAMACPP)
 NONE = "none"
 OURS = (*SYSTEMS, NONE)
 PEER_PRECISION = "int4"  # Q40 there, Q4_0 there: what both read
+OWN = ("prompt", "tokens", "context", "cache", "lookup", "boards", "peer")  # options
+USUAL = ("hepti", "megatron", SINGLE)
+PROMPT, TOKENS, CACHE, LOOKUP = 64, 32, "float32", "off"
+USUALLY: Mapping[str, object] = {
+    "systems": USUAL, "precisions": (PEER_PRECISION,), "prompt": PROMPT, "tokens": TOKENS, "cache": CACHE,
+    "lookup": LOOKUP, "peer": (), "repeat": 1,
+}  # fmt: skip
 
 
 def _peer(text: str) -> tuple[str, Path]:
@@ -55,41 +63,56 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, words)))
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cluster", default="pi4x4", help="file of a lab, or a ready one (default: %(default)s)")
-    parser.add_argument("--model", default="llama-3.2-1b", metavar="NAME|FILE", help="(default: %(default)s)")
-    parser.add_argument("--layers", type=int, metavar="N", help="another layer count, for a named model")
-    parser.add_argument("--prompt", type=int, default=64, metavar="S", help="its tokens (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=32, metavar="N", help="of an answer (default: %(default)s)")
-    parser.add_argument("--context", type=int, metavar="C", help="room for so many (default: prompt and answer)")
-    text = f"of {', '.join(OURS)}; {SINGLE} is one board (default: hepti,megatron,{SINGLE})"
-    parser.add_argument("--systems", type=one_of_each(OURS), default=("hepti", "megatron", SINGLE), help=text)
-    parser.add_argument("--precision", choices=PRECISIONS, default="int4", help="(default: %(default)s)")
-    parser.add_argument("--cache", choices=CACHES, default="float32", help="keys and values (default: %(default)s)")
-    add_list(parser, "--wires", WIRES, "float32")
-    text = (
-        "of our systems: random weights repeat themselves, and lookup gains more than a text's (default: %(default)s)"
-    )
-    parser.add_argument("--lookup", choices=("off", "auto"), default="off", help=text)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only language models have, with None where they are not given."""
+    own = parser.add_argument_group("language models")
+    own.add_argument("--prompt", type=int, metavar="S", help=f"its tokens (default: {PROMPT})")
+    own.add_argument("--tokens", type=int, metavar="N", help=f"of an answer (default: {TOKENS})")
+    own.add_argument("--context", type=int, metavar="C", help="room for so many (default: prompt and answer)")
+    own.add_argument("--cache", choices=CACHES, help=f"keys and values (default: {CACHE})")
+    text = f"of our systems: random weights repeat themselves, and lookup gains more than a text's (default: {LOOKUP})"
+    own.add_argument("--lookup", choices=(LOOKUP, "auto"), help=text)
     text = "numbers of boards; 1 is the fastest, others are the first (default: 1, 2, 4, … and all)"
-    parser.add_argument("--boards", type=_counts, metavar="A,B,…", help=text)
-    parser.add_argument("--rounds", type=int, default=5, help="of all programs in turn (default: %(default)s)")
-    parser.add_argument("--repeat", type=int, default=1, help="timed prompts in a round (default: %(default)s)")
+    own.add_argument("--boards", type=_counts, metavar="A,B,…", help=text)
     text = f"{DLLAMA}=PROGRAM, {LLAMACPP}=PYTHON in which llama-cpp-python is installed; both read {PEER_PRECISION}"
-    parser.add_argument("--peer", type=_peer, action="append", default=[], metavar="NAME=PATH", help=text)
+    own.add_argument("--peer", type=_peer, action="append", metavar="NAME=PATH", help=text)
 
 
-def _measure(options: argparse.Namespace, files: Path, keep: Keep) -> Report:
-    at_least(options, layers=1, prompt=2, tokens=2, context=1, rounds=1, repeat=1)
-    peers = dict(options.peer)
-    if peers and options.precision != PEER_PRECISION:
-        raise HeptiError(f"--peer {min(peers)} reads {PEER_PRECISION}, --precision is {options.precision}")
+def _check(options: argparse.Namespace) -> None:
+    """Refuse what is for other models, and put what is usual in the place of what was not said."""
+    at_least(options, layers=1, prompt=2, tokens=2, context=1)
+    for name in ("rows", "warmup", "against", "hostfile"):
+        if getattr(options, name) is not None:
+            raise HeptiError(f"--{name} is for other models, {options.model} is a language model: leave it out")
+    for name, usual in (("backends", ("auto",)), ("singles", (*RUNTIMES,))):
+        if getattr(options, name) != usual:
+            raise HeptiError(f"--{name} is for other models, {options.model} is a language model: leave it out")
+    for name, value in USUALLY.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    for word in options.systems:
+        if word not in OURS:
+            raise HeptiError(f"--systems: {word} plans no language models, as {options.model} is one")
+    for word in options.wires:
+        if word not in WIRES:
+            raise HeptiError(f"--wires: {word} is for an encoder's stages, {options.model} sends {', '.join(WIRES)}")
+    if len(options.precisions) > 1 or options.precisions[0] not in PRECISIONS:
+        named = ",".join(options.precisions)
+        raise HeptiError(f"--precisions {named}: a language model is in one, of {', '.join(PRECISIONS)}")
+
+
+def measure(options: argparse.Namespace, files: Path, keep: Keep) -> Report:
+    """Measure a language model; as `Suite.measure`."""
+    _check(options)
+    (precision,), peers = options.precisions, dict(options.peer)
+    if peers and precision != PEER_PRECISION:
+        raise HeptiError(f"--peer {min(peers)} reads {PEER_PRECISION}, --precisions is {precision}")
     systems = () if options.systems == (NONE,) else options.systems
     if NONE in systems or not (systems or peers):
         raise HeptiError(f"--systems {NONE} measures peers alone: name no system, and a --peer")
     hosts = host_count(options.cluster)
     require_tools()
-    model = bench_decoder(options.model, options.layers, options.precision)
+    model = bench_decoder(options.model, options.layers, precision)
     task = tasks(model.model, options.prompt, options.tokens, options.context, options.repeat)
     boards = _powers(hosts) if options.boards is None else options.boards
     if max(boards) > hosts:
@@ -103,7 +126,7 @@ def _measure(options: argparse.Namespace, files: Path, keep: Keep) -> Report:
             rivals += _ours(lab, model, systems, boards, options, profile)
         theirs, absent = _peers(lab, model, peers, of_peers, boards)
         rivals += theirs
-        facts = report_facts(lab, model, task, options.cache, options.lookup, options.rounds)
+        facts = report_facts(lab, model, task, options.cache, options.lookup, options.runs)
         report: Report = {}
 
         def keep_so_far(rows: list[dict[str, Any]], rounds: int) -> None:
@@ -112,7 +135,7 @@ def _measure(options: argparse.Namespace, files: Path, keep: Keep) -> Report:
             report.update({**facts, "runs": rounds, "results": rows, "absent": absent})
             keep(report)
 
-        compete(lab, rivals, absent, task, options.rounds, files, say, keep_so_far)
+        compete(lab, rivals, absent, task, options.runs, files, say, keep_so_far)
     return report
 
 
@@ -279,17 +302,3 @@ def draw_picture(report: Report, _: Path, out: Path) -> None:
 def _curve(report: Report, name: str, key: str) -> PlottedCurve:
     own = sorted((row["devices"], row[key]) for row in report["results"] if row_name(row) == name)
     return PlottedCurve(name, [boards for boards, _ in own], [rate for _, rate in own])
-
-
-SUITE = Suite(
-    name="decode",
-    text="language models: our systems and their peers, tokens a second and the prompt",
-    example="""examples, as root:
-  hepti bench decode --cluster mixed4 --out results
-  hepti bench decode --peer dllama=PATH/dllama --peer llamacpp=VENV/bin/python
-""",
-    add_options=_add_options,
-    measure=_measure,
-    show=print_tables,
-    draw=draw_picture,
-)

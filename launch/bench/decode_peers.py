@@ -1,4 +1,4 @@
-"""The peers of `bench decode`, as their own programs: distributed-llama over boards, llama.cpp on one.
+"""The peers of `bench compare`, as their own programs: distributed-llama over boards, llama.cpp on one.
 
 Both read the weights that Hepti reads, with the same levels and scales (`hepti export`).
 """

@@ -131,7 +131,7 @@ def bench_decoder(word: str, layers: int | None, precision: str) -> BenchDecoder
             raise HeptiError(f"--layers is for named models: {word} has the layers that it has")
         found = _decoder(Path(word))
         if found.precision != precision:
-            raise HeptiError(f"{word} is in {found.precision}, --precision is {precision}")
+            raise HeptiError(f"{word} is in {found.precision}, --precisions is {precision}")
         return found
     model = named_decoder(word, layers)
     path = cache_folder() / f"{word}-{len(model.layers)}-{precision}-random.h5"

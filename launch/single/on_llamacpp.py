@@ -1,4 +1,4 @@
-"""A language model in llama.cpp on this device alone, which only `launch bench decode` asks for.
+"""A language model in llama.cpp on this device alone, which only `launch bench compare` asks for.
 
 A stand-alone program: it runs in the Python that llama-cpp-python was built for. It prints, for every prompt but the
 first, which warms up, the ids that were chosen, the seconds to the first and those of a further one.

@@ -1,4 +1,4 @@
-"""`bench decode` with programs in the place of its peers: who is started where, over the lab's own network."""
+"""`bench compare` of language models with programs in the place of its peers: who is started where, over the lab's own network."""
 
 import json
 import sys
@@ -54,8 +54,8 @@ def test_dllama_leads_on_the_first_host_and_works_on_the_others(usual, llama, tm
     program.chmod(0o755)
 
     done = usual.launch(
-        "bench", "decode", "--cluster", usual.name, "--model", llama, "--systems", "none", "--boards", "1,2,3",
-        "--rounds", 1, "--peer", f"dllama={program}", "--json", timeout=200,
+        "bench", "compare", "--cluster", usual.name, "--model", llama, "--systems", "none", "--boards", "1,2,3",
+        "--runs", 1, "--peer", f"dllama={program}", "--json", timeout=200,
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr

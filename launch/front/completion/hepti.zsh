@@ -35,7 +35,6 @@ _shtab_hepti_bench_commands() {
   local _commands=(
     compare:'systems, kernels, wires and single devices side by side'
     day:'many short requests to a service, while plans change: latency, and what grows'
-    decode:'language models: our systems and their peers, tokens a second and the prompt'
     faults:'a service while ranks, boards and links fail: what is lost, and for how long'
     limits:'how near hepti is to what the hosts allow, and how far ahead of the best one of them'
     offload:'what two devices gain over one, beside the published figures'
@@ -82,18 +81,25 @@ _shtab_hepti_bench_compare_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--cluster[file of a lab, or a ready one (default\: mixed4)]:cluster:"
   "--hostfile[real hosts, of which this machine is the first]:F:_files"
-  "--model[a transformer or a convolutional network (default\: bert-large)]:NAME|FILE:_files"
+  "--model[a transformer, language model or convolutional network (default\: bert-large)]:NAME|FILE:_files"
   "--layers[another layer count, for a named architecture]:N:"
   "--rows[length of a request (default\: 256)]:S:"
-  "--systems[of hepti, hepti-throughput, hepti-additive, single, megatron, megatron-weighted, sequence, sequence-weighted, voltage, galaxy, grid2d, pipeedge, edgeshard, prima, data, detransformer\; of networks hepti, single, modnn, coedge, edgeflow, edgeld, aofl, deepthings, deeperthings, single\:DEVICE (default\: all, and every device)]:A,B,…:"
+  "--systems[of hepti, hepti-throughput, hepti-additive, single, megatron, megatron-weighted, sequence, sequence-weighted, voltage, galaxy, grid2d, pipeedge, edgeshard, prima, data, detransformer\; of networks hepti, single, modnn, coedge, edgeflow, edgeld, aofl, deepthings, deeperthings, single\:DEVICE\; of language models hepti, single, megatron, galaxy, prima, edgeshard, pipeedge, none (default\: all, and every device\; of language models hepti,megatron,single)]:A,B,…:"
   "--backends[of auto, numpy, onnxruntime (default\: auto)]:A,B,…:"
-  "--precisions[of float32, int8 (default\: float32)]:A,B,…:"
+  "--precisions[of float32, int8, int4, int4m (default\: float32\; of a language model, which has one, int4)]:A,B,…:"
   "--wires[of float32, float16, int8, int6, int4, int2, adaptive (default\: float32)]:A,B,…:"
   "--singles[of torch, onnxruntime, onnxruntime-int8, none (default\: torch,onnxruntime,onnxruntime-int8)]:A,B,…:"
   "--against[another checkout of Hepti\: every system runs in both versions, planned by each, in the same rounds]:PATH:_files"
   "--runs[rounds (default\: 5)]:runs:"
-  "--repeat[timed requests in a round (default\: 5)]:repeat:"
-  "--warmup[untimed ones before them (default\: 2)]:warmup:"
+  "--repeat[timed requests in a round (default\: 5\; of a language model 1)]:N:"
+  "--warmup[untimed ones before them (default\: 2\; of a language model always 1)]:N:"
+  "--prompt[its tokens (default\: 64)]:S:"
+  "--tokens[of an answer (default\: 32)]:N:"
+  "--context[room for so many (default\: prompt and answer)]:C:"
+  "--cache[keys and values (default\: float32)]:cache:(float32 int8)"
+  "--lookup[of our systems\: random weights repeat themselves, and lookup gains more than a text\'s (default\: off)]:lookup:(off auto)"
+  "--boards[numbers of boards\; 1 is the fastest, others are the first (default\: 1, 2, 4, \… and all)]:A,B,…:"
+  "*--peer[dllama\=PROGRAM, llamacpp\=PYTHON in which llama-cpp-python is installed\; both read int4]:NAME=PATH:_files"
   "--out[write numbers there, as they come, then pictures]:DIR:_files"
   "--json[print JSON]"
 )
@@ -116,30 +122,6 @@ _shtab_hepti_bench_day_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_hepti_bench_day_defaults_added=0
-
-_shtab_hepti_bench_decode_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--cluster[file of a lab, or a ready one (default\: pi4x4)]:cluster:"
-  "--model[(default\: llama-3.2-1b)]:NAME|FILE:_files"
-  "--layers[another layer count, for a named model]:N:"
-  "--prompt[its tokens (default\: 64)]:S:"
-  "--tokens[of an answer (default\: 32)]:N:"
-  "--context[room for so many (default\: prompt and answer)]:C:"
-  "--systems[of hepti, single, megatron, galaxy, prima, edgeshard, pipeedge, none\; single is one board (default\: hepti,megatron,single)]:systems:"
-  "--precision[(default\: int4)]:precision:(float32 int8 int4 int4m)"
-  "--cache[keys and values (default\: float32)]:cache:(float32 int8)"
-  "--wires[of float32, float16, int8 (default\: float32)]:A,B,…:"
-  "--lookup[of our systems\: random weights repeat themselves, and lookup gains more than a text\'s (default\: off)]:lookup:(off auto)"
-  "--boards[numbers of boards\; 1 is the fastest, others are the first (default\: 1, 2, 4, \… and all)]:A,B,…:"
-  "--rounds[of all programs in turn (default\: 5)]:rounds:"
-  "--repeat[timed prompts in a round (default\: 1)]:repeat:"
-  "*--peer[dllama\=PROGRAM, llamacpp\=PYTHON in which llama-cpp-python is installed\; both read int4]:NAME=PATH:_files"
-  "--out[write numbers there, as they come, then pictures]:DIR:_files"
-  "--json[print JSON]"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_hepti_bench_decode_defaults_added=0
 
 _shtab_hepti_bench_faults_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -681,7 +663,6 @@ _shtab_hepti_bench() {
       case $line[1] in
         compare) _arguments -C -s $_shtab_hepti_bench_compare_options ;;
         day) _arguments -C -s $_shtab_hepti_bench_day_options ;;
-        decode) _arguments -C -s $_shtab_hepti_bench_decode_options ;;
         faults) _arguments -C -s $_shtab_hepti_bench_faults_options ;;
         limits) _arguments -C -s $_shtab_hepti_bench_limits_options ;;
         offload) _arguments -C -s $_shtab_hepti_bench_offload_options ;;

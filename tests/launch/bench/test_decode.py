@@ -1,4 +1,4 @@
-"""`bench decode`: what peers print, what everybody is asked, who runs when, ratios, and what is refused."""
+"""`bench compare` of language models: what peers print, what all are asked, who runs when, and what is refused."""
 
 import json
 import sys
@@ -113,7 +113,7 @@ def test_a_named_model_is_made_once_and_kept_for_all_engines(tmp_path, monkeypat
     assert [path.stat().st_mtime_ns for path in (made.path, *files)] == times
     assert files[0].with_suffix(".t").exists()
     assert bench_decoder(str(made.path), None, "int4") == made
-    with pytest.raises(HeptiError, match="is in int4, --precision is int8"):
+    with pytest.raises(HeptiError, match="is in int4, --precisions is int8"):
         bench_decoder(str(made.path), None, "int8")
     with pytest.raises(HeptiError, match="--layers is for named models"):
         bench_decoder(str(made.path), 2, "int4")

@@ -10,7 +10,7 @@ import pytest
 
 from launch.__main__ import main
 from launch.base import shell
-from launch.compare import command as compare_command
+from launch.bench import compare_command
 from launch.compare.checkout import HERE, check_hosts, checkouts
 from launch.compare.compare import compare
 from launch.compare.model import BenchModel

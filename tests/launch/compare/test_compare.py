@@ -11,9 +11,9 @@ import pytest
 
 from launch.__main__ import main
 from launch.base.tables import markdown
-from launch.compare import command as compare_command
+from launch.bench import compare_command
+from launch.bench.compare_command import draw_pictures, write_numbers
 from launch.compare import plot as compare_plot
-from launch.compare.command import draw_pictures, write_numbers
 from launch.compare.compare import Contest, compare
 from launch.compare.entrants import Kernels
 from launch.compare.model import BenchModel

@@ -12,9 +12,9 @@ import pytest
 
 from launch.__main__ import main
 from launch.base import shell
-from launch.compare import command as compare_command
+from launch.bench import compare_command
+from launch.bench.compare_command import draw_pictures, write_numbers
 from launch.compare.against import OtherPlanner
-from launch.compare.command import draw_pictures, write_numbers
 from launch.compare.compare import Contest, compare
 from launch.compare.entrants import Kernels, RowName
 from launch.compare.model import BenchNetwork, bench_network

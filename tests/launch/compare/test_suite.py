@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launch.__main__ import main
-from launch.bench import offload, paper_command, shift_command
-from launch.compare import command as compare_command
+from launch.bench import compare_command, offload, paper_command, shift_command
 from launch.compare import suite
 from solver.base.errors import HeptiError
 

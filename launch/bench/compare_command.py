@@ -1,4 +1,4 @@
-"""`python -m launch bench compare …`: what a person types, and the files that come out."""
+"""`python -m launch bench compare …`: what a person types, and the files that come out, for models of every kind."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from itertools import product
 from pathlib import Path
 
 from launch.base.titles import heading
+from launch.bench import decode_command
+from launch.bench.decode import SUITE as DECODE
+from launch.bench.decode_command import OURS, PEER_PRECISION, USUAL
 from launch.compare.checkout import checkout
 from launch.compare.compare import Contest, compare
 from launch.compare.entrants import SINGLE, Kernels
@@ -19,20 +22,23 @@ from launch.compare.networks import SPLITS, is_single
 from launch.compare.plot import plot_bars, plot_trace
 from launch.compare.show import comparison_markdown, print_comparison, variant
 from launch.compare.stage import BenchHosts, hosts_stage, lab_stage
-from launch.compare.suite import Keep, Report, Suite, add_list, add_rounds, at_least, one_of_each, say, write_text
+from launch.compare.suite import Keep, Report, Suite, add_list, at_least, one_of_each, say, write_json, write_text
 from launch.lab.up import require_tools
 from launch.single.command import RUNTIMES
 from solver.base.errors import HeptiError
 from solver.base.phrases import did_you_mean
 from solver.cluster.named import find_cluster
-from solver.model.precision import PRECISIONS
+from solver.model.kinds.weight import PRECISIONS as DECODER_PRECISIONS
+from solver.model.precision import FLOAT32, PRECISIONS
 from solver.model.spec import request_rows
+from solver.models import kind_of
 from solver.plan.plan import Wire
 from solver.systems import DECOUPLED, PLANNERS
 from solver.systems.convnets import SYSTEMS
 from solver.systems.named import ALONE
 
 NONE = "none"
+REPEAT, WARMUP = 5, 2  # requests of a round
 # What of other options a convolutional network takes.
 NETWORKS = {"precisions": ("float32",), "wires": ("float32", "float16")}
 
@@ -41,24 +47,45 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--cluster", default="mixed4", help="file of a lab, or a ready one (default: %(default)s)")
     where.add_argument("--hostfile", type=Path, metavar="F", help="real hosts, of which this machine is the first")
-    text = "a transformer or a convolutional network (default: %(default)s)"
+    text = "a transformer, language model or convolutional network (default: %(default)s)"
     parser.add_argument("--model", default="bert-large", metavar="NAME|FILE", help=text)
     parser.add_argument("--layers", type=int, metavar="N", help="another layer count, for a named architecture")
     parser.add_argument("--rows", type=int, metavar="S", help="length of a request (default: 256)")
-    names = (*PLANNERS, *(name for name in SYSTEMS if name not in PLANNERS))
-    text = f"of {', '.join(PLANNERS)}; of networks {', '.join(SYSTEMS)}, {ALONE}DEVICE (default: all, and every device)"
-    parser.add_argument("--systems", type=one_of_each(names, ALONE), metavar="A,B,…", help=text)
+    names = dict.fromkeys((*PLANNERS, *SYSTEMS, *OURS))
+    text = (
+        f"of {', '.join(PLANNERS)}; of networks {', '.join(SYSTEMS)}, {ALONE}DEVICE; of language models "
+        f"{', '.join(OURS)} (default: all, and every device; of language models {','.join(USUAL)})"
+    )
+    parser.add_argument("--systems", type=one_of_each([*names], ALONE), metavar="A,B,…", help=text)
     add_list(parser, "--backends", ("auto", "numpy", "onnxruntime"), "auto")
-    add_list(parser, "--precisions", tuple(PRECISIONS), "float32")
+    known = dict.fromkeys((*PRECISIONS, *DECODER_PRECISIONS))
+    text = f"of {', '.join(known)} (default: float32; of a language model, which has one, {PEER_PRECISION})"
+    parser.add_argument("--precisions", type=one_of_each([*known]), metavar="A,B,…", help=text)
     add_list(parser, "--wires", Wire, "float32")
     add_list(parser, "--singles", (*RUNTIMES, NONE), ",".join(RUNTIMES))
     text = "another checkout of Hepti: every system runs in both versions, planned by each, in the same rounds"
     parser.add_argument("--against", type=checkout, metavar="PATH", help=text)
-    add_rounds(parser, runs=5, repeat=5, warmup=2)
+    parser.add_argument("--runs", type=int, default=5, help="rounds (default: %(default)s)")
+    text = f"timed requests in a round (default: {REPEAT}; of a language model 1)"
+    parser.add_argument("--repeat", type=int, metavar="N", help=text)
+    text = f"untimed ones before them (default: {WARMUP}; of a language model always 1)"
+    parser.add_argument("--warmup", type=int, metavar="N", help=text)
+    decode_command.add_options(parser)
 
 
 def _measure(options: argparse.Namespace, files: Path, keep: Keep) -> Report:
     at_least(options, rows=1, runs=1, repeat=1, warmup=0)
+    if kind_of(options.model) == "decoder":
+        return decode_command.measure(options, files, keep)
+    for name in decode_command.OWN:
+        if getattr(options, name) is not None:
+            raise HeptiError(f"--{name} is for language models, {options.model} is none: leave it out")
+    options.precisions = options.precisions or (FLOAT32.name,)
+    for word in options.precisions:
+        if word not in PRECISIONS:
+            raise HeptiError(f"--precisions: {word} is of language models, {options.model} is none")
+    options.repeat = REPEAT if options.repeat is None else options.repeat
+    options.warmup = WARMUP if options.warmup is None else options.warmup
     if (network := bench_network(options.model, options.layers)) is not None:
         contest = network_contest(network, options)
         with _stage(options) as stage:
@@ -67,7 +94,7 @@ def _measure(options: argparse.Namespace, files: Path, keep: Keep) -> Report:
     systems = PLANNERS if options.systems is None else options.systems
     for word in systems:
         if word not in PLANNERS:
-            raise HeptiError(f"--systems: {word} is of convolutional networks, {options.model} is none")
+            raise HeptiError(f"--systems: {word} plans no encoders, as {options.model} is one")
     with _stage(options) as stage:
         model = bench_model(options.model, options.layers)
         contest = Contest(
@@ -109,7 +136,7 @@ def network_contest(network: BenchNetwork, options: argparse.Namespace) -> Conte
         systems = options.systems if any(map(is_single, options.systems)) else (*options.systems, *singles)
     for word in systems:
         if word not in SYSTEMS and not word.startswith(ALONE):
-            raise HeptiError(f"--systems: {word} is of transformers, {name} is a convolutional network")
+            raise HeptiError(f"--systems: {word} plans no convolutional networks, as {name} is one")
         device = word.removeprefix(ALONE)
         if options.hostfile is None and device not in ("", word):
             devices = find_cluster(options.cluster).names
@@ -130,8 +157,17 @@ def network_contest(network: BenchNetwork, options: argparse.Namespace) -> Conte
     )
 
 
+def print_tables(report: Report) -> None:
+    """Print the tables of a report."""
+    show = decode_command.print_tables if report["suite"] == DECODE else print_comparison
+    show(report)
+
+
 def write_numbers(report: Report, files: Path, out: Path) -> None:
     """Write table and JSON, and profiles and traces as the runs left them."""
+    if report["suite"] == DECODE:
+        write_json(report, files, out)
+        return
     write_text(out / "results.json", json.dumps(report, indent=1))
     write_text(out / "table.md", comparison_markdown(report))
     for file in files.glob("cluster-*.toml"):
@@ -143,7 +179,10 @@ def write_numbers(report: Report, files: Path, out: Path) -> None:
 
 
 def draw_pictures(report: Report, files: Path, out: Path) -> None:
-    """Draw bars, and timelines of the traces."""
+    """Draw bars, and timelines of the traces; of a language model rates over the number of boards."""
+    if report["suite"] == DECODE:
+        decode_command.draw_picture(report, files, out)
+        return
     plot_bars(report, out / "bars.png")
     for name, label, trace in _traces(report, files):
         plot_trace(trace, out / f"timeline-{label}.png", f"{name}: the last request\n{heading(report)}")
@@ -178,11 +217,12 @@ SUITE = Suite(
   hepti bench compare --cluster mixed4 --layers 4 --out results       # as root
   hepti bench compare --hostfile pis --model bert-large.h5 --systems hepti,megatron
   hepti bench compare --cluster pi4x4 --model resnet50 --systems hepti,coedge,single:pi-0
+  hepti bench compare --model llama-3.2-1b --peer dllama=PATH/dllama --out results
   git worktree add ../before HEAD~20; hepti bench compare --systems hepti --against ../before
 """,
     add_options=_add_options,
     measure=_measure,
-    show=print_comparison,
+    show=print_tables,
     draw=draw_pictures,
     write=write_numbers,
 )
