@@ -4,7 +4,8 @@ Within a stage every rank has some units of every axis along which its blocks ar
 and value heads that these need, some columns of the MLP; what they compute of a block are summands, which all ranks of
 the stage exchange. Or a block's result is cut by its own columns: all get what is summed over, and then all columns,
 and nothing is added. Passes of many rows, those of prompts, may be cut otherwise: contexts go from who has their heads
-to who has their rows, and all of the layer that follows them is computed there, by ranks that hold all of its weights.
+to who has their rows, and what follows them is computed there: the output product, by ranks that hold all of it, or all
+of the layer, by ranks that hold all of its weights.
 From stage to stage goes the stream. The ranks of the last stage share out the vocabulary. Rank 0 embeds tokens and
 chooses the next one, with or without a share.
 """
@@ -40,6 +41,8 @@ class DecoderStage:
     rows
         Of a prompt's rows, parts of every rank: who has some computes what follows the contexts of these rows; none:
         prompts are cut as tokens are.
+    rows_end
+        Whether that is the output product alone, and all else is cut as for tokens; else it is all of the layer.
     keys
         Of every so many tokens, whose keys and values every rank keeps: all of their heads'; none: who has heads keeps
         theirs, of all tokens.
@@ -52,6 +55,7 @@ class DecoderStage:
     rows: tuple[float, ...] = ()
     outputs: Mapping[str, Partition] = field(default_factory=dict)
     keys: tuple[int, ...] = ()
+    rows_end: bool = False
 
     @property
     def dealt(self) -> tuple[int, ...]:
@@ -75,7 +79,7 @@ class DecoderStage:
     def structure(self) -> tuple[object, ...]:
         """What the steps of a pass through it follow from."""
         shares = tuple((axis, own.taking) for axis, own in self.shares.items())
-        return self.layers, shares, self.rows, tuple(self.outputs.items()), self.keys
+        return self.layers, shares, self.rows, self.rows_end, tuple(self.outputs.items()), self.keys
 
 
 @dataclass(frozen=True, slots=True)

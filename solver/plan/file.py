@@ -26,7 +26,7 @@ from solver.model.convnet import ConvNet
 from solver.model.decoder import Decoder
 from solver.model.kinds.attention import CACHES, Attention
 from solver.model.kinds.every import KINDS
-from solver.model.kinds.part import HIDDEN, KEY, WORD
+from solver.model.kinds.part import HIDDEN, KEY, ROW, WORD
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan import old_files
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage, kind_names
@@ -336,18 +336,24 @@ def _decoder_stage(run: PlanFields, crew: Sequence[str], devices: Sequence[str],
     shares: dict[str, Partition] = {}
     outputs: dict[str, Partition | None] = {}
     keys: tuple[int, ...] = ()
+    rows_of = [run] if ROW in run else []
     for name in blocks:
         axis = KINDS[name].axis
         word, entry = run.sub(name).cut((axis, OUTPUT))
-        entry.only("cut", axis, *[OUTPUT] * (word == OUTPUT), *[KEY] * (name == Attention.name))
+        entry.only("cut", axis, *[OUTPUT] * (word == OUTPUT), *[KEY, ROW] * (name == Attention.name))
         if KEY in entry:
             keys = _shared(entry, KEY, crew, devices).counts
+        if ROW in entry:
+            rows_of.append(entry)
         shared = _shared(entry, axis, crew, devices)
         output = _shared(entry, OUTPUT, crew, devices) if word == OUTPUT else None
         if shares.setdefault(axis, shared) != shared or outputs.setdefault(axis, output) != output:
             raise run.error(f"{name} is shared out otherwise than a block before it, also by {axis}: write the same")
-    rows = _over(devices, crew, run.numbers("rows", len(crew))) if "rows" in run else ()
-    return DecoderStage(layers, shares, rows, {axis: own for axis, own in outputs.items() if own is not None}, keys)
+    if len(rows_of) > 1:
+        raise run.error(f"{ROW} are of the run and of {Attention.name}: write them once")
+    rows = _over(devices, crew, rows_of[0].numbers(ROW, len(crew))) if rows_of else ()
+    columns = {axis: own for axis, own in outputs.items() if own is not None}
+    return DecoderStage(layers, shares, rows, columns, keys, rows_end=bool(rows_of) and rows_of[0] is not run)
 
 
 def _embedded(embedding: PlanFields, devices: Sequence[str]) -> Partition:

@@ -13,7 +13,7 @@ from solver.model.convnet import ConvNet
 from solver.model.decoder import Decoder
 from solver.model.kinds.attention import Attention
 from solver.model.kinds.every import KINDS
-from solver.model.kinds.part import HIDDEN, KEY, WORD
+from solver.model.kinds.part import HIDDEN, KEY, ROW, WORD
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, kind_names
 from solver.plan.file import FORMAT, OF_LANGUAGE_MODELS, OUTPUT, AnyPlan, parts_of_one
 from solver.plan.plan import BlockPlan, Plan, Stage, cut_word
@@ -111,7 +111,7 @@ def _decoder_stages(plan: DecoderPlan, model: Decoder) -> list[dict[str, Any]]:
         run = {
             "layers": _ends(stage.layers),
             **{name: _block_of(crew, stage, name) for name in kind_names(model, stage.layers)},
-            **({"rows": _of(crew, stage.rows)} if stage.rows else {}),
+            **({ROW: _of(crew, stage.rows)} if stage.rows and not stage.rows_end else {}),
         }
         devices = _of(crew, plan.devices)
         tables.append({**({} if len(devices) == len(plan.devices) else {"devices": devices}), "runs": [run]})
@@ -124,7 +124,10 @@ def _block_of(crew: list[int], stage: DecoderStage, name: str) -> dict[str, Any]
     if axis in stage.outputs:
         shared[OUTPUT] = _of(crew, stage.outputs[axis].counts)
     table = {"cut": [*shared][-1], **shared}
-    return table | ({KEY: _of(crew, stage.keys)} if stage.keys and name == Attention.name else {})
+    if name != Attention.name:
+        return table
+    table |= {KEY: _of(crew, stage.keys)} if stage.keys else {}
+    return table | ({ROW: _of(crew, stage.rows)} if stage.rows and stage.rows_end else {})
 
 
 def _whole(shares: Sequence[float], counts: Sequence[float]) -> list[float]:

@@ -54,7 +54,9 @@ def print_decoder(console: Console, found: PricedDecoder) -> None:
     of = f" for each of {plan.sequences} sequences" * (plan.sequences > 1)
     console.print(f"There is room for {plan.context} tokens{of}; keys and values are kept in {plan.cache}.")
     if plan.rows_from:
-        console.print(f"Prompts of {plan.rows_from} rows and more are cut by rows after attention.")
+        ends = any(stage.rows and stage.rows_end for stage in plan.stages)
+        what = "have attention's output product" if ends else "are"
+        console.print(f"Prompts of {plan.rows_from} rows and more {what} cut by rows{' after attention' * (not ends)}.")
     console.print(
         f"[bold]{1 / facts.token_s:.2f} tokens a second[/]{of} with {facts.behind} before"
         f"{f' by {plan.system}' * bool(plan.system)}: {ms(facts.token_s)} ms a token, in which the busiest "
@@ -236,7 +238,11 @@ def print_shares_map(console: Console, found: PricedDecoder) -> None:
         for axis, columns in stage.outputs.items()
     ]
     rows += [(_layers(stage), "tokens' keys", stage.keys) for stage in found.plan.stages if stage.keys]
-    rows += [(_layers(stage), "prompts' rows", stage.rows) for stage in found.plan.stages if stage.rows]
+    rows += [
+        (_layers(stage), "prompts' rows of output" if stage.rows_end else "prompts' rows", stage.rows)
+        for stage in found.plan.stages
+        if stage.rows
+    ]
     rows.append(("", f"{found.plan.words.total} words", found.plan.words.counts))
     if (hidden := found.plan.hidden) is not None:
         rows.append(("", f"{hidden.total} hidden of words", hidden.counts))

@@ -20,13 +20,15 @@ MIXED = "mixed"
 BACKENDS = (ONNXRUNTIME, "numpy", MIXED)
 
 
-def random_plan(world, model, rng, *, stages=1, rows_from=0, outputs=(), keys=0, hidden=False, embeds=None, **facts):
+def random_plan(
+    world, model, rng, *, stages=1, rows_from=0, rows_end=False, outputs=(), keys=0, hidden=False, embeds=None, **facts
+):
     """Return a plan with shares of any size, also none; every rank is in one stage at most.
 
-    `rows_from`: passes of so many rows are cut by rows; 0: none is. `outputs`: of these axes blocks' results are cut by
-    columns. `keys`: of every so many tokens some are kept by each who has a share of a stage, or by nobody else; 0:
-    none is shared out. `hidden`: ranks have summands of all logits. `embeds`: whether words of the embedding are shared
-    out; None: that, or rank 0 has it whole.
+    `rows_from`: passes of so many rows are cut by rows; 0: none is. `rows_end`: of these passes only output products
+    are. `outputs`: of these axes blocks' results are cut by columns. `keys`: of every so many tokens some are kept by
+    each who has a share of a stage, or by nobody else; 0: none is shared out. `hidden`: ranks have summands of all
+    logits. `embeds`: whether words of the embedding are shared out; None: that, or rank 0 has it whole.
     """
     ranks = range(world.size)
     stages = min(stages, world.size, len(model.layers))
@@ -59,7 +61,7 @@ def random_plan(world, model, rng, *, stages=1, rows_from=0, outputs=(), keys=0,
     if keys:
         made = tuple(replace(own, keys=cut(keys, number, 1).counts) for number, own in enumerate(made))
     if rows_from:
-        made = tuple(replace(own, rows=row_parts(own.ranks)) for own in made)
+        made = tuple(replace(own, rows=row_parts(own.ranks), rows_end=rows_end) for own in made)
     words = [rng.random() * (rank in made[-1].ranks) for rank in ranks]
     words = Partition.of_counts(largest_remainder(words, model.vocab))
     at_work = {rank for own in made for rank in own.ranks}

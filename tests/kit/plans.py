@@ -147,7 +147,8 @@ def decoder_plans(draw, model, max_ranks=4):
             for crew, stage in zip(crews, stages, strict=True)
         ]
     if rows_from:
-        stages = [dataclasses.replace(stage, rows=over(stage.ranks, 7).counts) for stage in stages]
+        rows_end = draw(st.booleans())
+        stages = [dataclasses.replace(stage, rows=over(stage.ranks, 7).counts, rows_end=rows_end) for stage in stages]
     seconds, counts = [st.floats(0, 1e6)] * 4, st.integers(0, 10**12)
     prediction = st.builds(DecoderPrediction, *seconds, st.tuples(*[counts] * ranks), counts, counts)
     at_work = sorted(rank for stage in stages for rank in stage.ranks)

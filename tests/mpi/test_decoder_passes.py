@@ -29,6 +29,7 @@ from weights.decoders.file import DecoderFile, DecoderWriter
 CUTS = {
     "summands": {},
     "rows": {"rows_from": 8},
+    "rows of the output product": {"rows_from": 8, "rows_end": True},
     "columns": {"outputs": (HEAD, FFN)},
     "keys": {"keys": 9},
     "hidden": {"hidden": True},
@@ -79,6 +80,23 @@ def test_prompts_that_are_cut_by_rows_have_the_same_logits(name, seed, backend, 
     weights = Weights(MODELS[name], seed)
     tokens = rng.integers(0, weights.model.vocab, sum(CHUNKS)).tolist()
     plan = random_plan(world, weights.model, rng, stages=1 + seed % 2, rows_from=16)
+
+    assert error_of(world, weights, plan, tokens, backend) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "backend", "also"),
+    sized(sweeps.cycled(15, MODELS, sweeps.seeds(2, 5), BACKENDS, ({}, {"outputs": (FFN,)}, {"keys": 31})), 6),
+)
+def test_prompts_whose_output_products_are_cut_by_rows_have_the_same_logits(name, seed, backend, also, world):
+    """Contexts go to who has their rows, and what comes of them to all; beside results by columns, and keys by tokens.
+
+    The MLP is cut by columns as for tokens.
+    """
+    rng = np.random.default_rng([9, seed])
+    weights = Weights(replace(MODELS[name], hidden=96), seed)
+    tokens = rng.integers(0, weights.model.vocab, sum(CHUNKS)).tolist()
+    plan = random_plan(world, weights.model, rng, stages=1 + seed % 2, rows_from=16, rows_end=True, **also)
 
     assert error_of(world, weights, plan, tokens, backend) < 1e-5
 

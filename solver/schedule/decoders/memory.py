@@ -95,10 +95,16 @@ def block_bytes(
 
 def rows_bytes(model: Decoder, kind: BlockKind, precision: Precision) -> int:
     """Return the bytes of a block's weights on a rank that computes rows of prompts: all that follows contexts."""
-    units, parts = whole_units(model, kind), parts_of(kind, model.stream)
-    if not any(part.recalls for part in parts):
+    units = whole_units(model, kind)
+    if not _recalls(model, kind):
         return block_bytes(model, kind, units, precision)
+    parts = parts_of(kind, model.stream)
     return _bytes([tensor for part in parts if part.cut for tensor in part.tensors], units, precision)
+
+
+def _recalls(model: Decoder, kind: BlockKind) -> bool:
+    """Return whether a block reads what is kept from pass to pass: it makes contexts."""
+    return any(part.recalls for part in parts_of(kind, model.stream))
 
 
 def words_bytes(model: Decoder, words: int, precision: Precision) -> int:
@@ -221,9 +227,10 @@ def _of_rank(
                 else:
                     cache += layers * cache_bytes(kind, units, plan.cache, tokens)
                 width = max(width, kind.made_columns(units))
-                if stage.rows and stage.rows[rank]:
+                recalls = _recalls(model, kind)
+                if stage.rows and stage.rows[rank] and (recalls or not stage.rows_end):
                     weights += layers * rows_bytes(model, kind, precision)
-                    if not any(part.recalls for part in parts_of(kind, model.stream)):
+                    if not recalls:
                         width = max(width, kind.made_columns(whole_units(model, kind)))
     words = plan.words[rank].size
     if plan.hidden is None:

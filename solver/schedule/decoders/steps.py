@@ -108,7 +108,7 @@ class StageCuts:
     Parameters
     ----------
     by_rows
-        Whether what follows contexts is cut by rows.
+        Whether what follows contexts is cut by rows: all of the layer, or, where `rows_end`, the output product alone.
     outputs
         Along which axes blocks are cut whose results are cut by columns.
     dealt
@@ -119,6 +119,7 @@ class StageCuts:
 
     layers: Span
     by_rows: bool = False
+    rows_end: bool = False
     outputs: frozenset[str] = frozenset()
     dealt: tuple[int, ...] = ()
     by_hidden: bool = False
@@ -128,8 +129,9 @@ def stages_of(plan: DecoderPlan, rows: PassRows) -> tuple[StageCuts, ...]:
     """Return how a pass of some rows is cut in a plan's stages."""
     found = []
     for stage, by_rows in zip(plan.stages, map(bool, rows.shares), strict=True):
-        outputs, by_hidden = frozenset(() if by_rows else stage.outputs), plan.hidden is not None
-        found.append(StageCuts(stage.layers, by_rows, outputs, stage.dealt, by_hidden))
+        rows_end, by_hidden = by_rows and stage.rows_end, plan.hidden is not None
+        outputs = frozenset(() if by_rows and not rows_end else stage.outputs)
+        found.append(StageCuts(stage.layers, by_rows, rows_end, outputs, stage.dealt, by_hidden))
     return tuple(found)
 
 
@@ -160,7 +162,7 @@ def pass_parts(
         if number + 1 < len(stages):
             names[x.name] = STREAM_NAME
     head = _placed(head_parts(model, x, summed=stages[-1].by_hidden), len(stages) - 1, StageCuts(NOWHERE))
-    if stages[-1].by_rows:
+    if stages[-1].by_rows and not stages[-1].rows_end:
         # Also where the rank that has all words has all rows that are asked for: so it needs no graph of its own.
         head = _begun(head)
     layers.append((NOWHERE, head))
@@ -267,10 +269,15 @@ def _placed(parts: Sequence[Part], stage: int, cuts: StageCuts) -> list[PlacedPa
     nobody reads. Where columns of a result are shared out, what they are sums over is made as shares say, and goes to
     all of them.
     """
-    outputs = {part.name for part in parts if part.cut and HIDDEN in part.axes and part.kind.axis in cuts.outputs}
+    by_rows = _by_rows(parts, cuts)
+    outputs = {
+        part.name
+        for part in parts
+        if part.cut and HIDDEN in part.axes and part.kind.axis in cuts.outputs and part.name not in by_rows
+    }
     summed = {value.name for part in parts if part.name in outputs for value in part.reads}
     found: list[PlacedPart] = []
-    before = ROW
+    before = WHOLE if cuts.rows_end else ROW
     for part in parts:
         axis, share = WITH_READER, ""
         if part.along is not None:
@@ -278,7 +285,7 @@ def _placed(parts: Sequence[Part], stage: int, cuts: StageCuts) -> list[PlacedPa
         elif part.name in outputs:
             axis, share = HIDDEN, output_of(part.kind.axis)
         elif part.cut:
-            axis = ROW if cuts.by_rows else part.kind.axis
+            axis = ROW if part.name in by_rows else part.kind.axis
         elif part.writes.name in summed or (cuts.by_rows and part.recalls):
             axis = part.kind.axis
         over = KEY in (axis, before) or (cuts.by_rows and (axis == ROW) != (before == ROW))
@@ -286,6 +293,14 @@ def _placed(parts: Sequence[Part], stage: int, cuts: StageCuts) -> list[PlacedPa
         found.append(PlacedPart(part, axis, begins=begins, stage=stage, share=share))
         before = before if axis == WITH_READER else axis
     return found
+
+
+def _by_rows(parts: Sequence[Part], cuts: StageCuts) -> set[str]:
+    """Return the names of the parts that are cut by rows: those that are cut, or those of what recalls alone."""
+    if not cuts.by_rows:
+        return set()
+    recalling = {part.block for part in parts if part.recalls}
+    return {part.name for part in parts if part.cut and (part.block in recalling or not cuts.rows_end)}
 
 
 def output_of(axis: str) -> str:
@@ -301,7 +316,7 @@ def _brings(placed: PlacedPart) -> str:
     last = part.writes.name.rpartition("/")[2]
     if part.writes.name != part.block:
         return last
-    return output_of(last) if placed.axis == HIDDEN else f"{SUM} {last}"
+    return output_of(last) if placed.axis in (HIDDEN, ROW) else f"{SUM} {last}"
 
 
 def _spans(partitions: Iterable[Iterable[Span]]) -> Spans:

@@ -5,6 +5,7 @@ within layers cost more than devices that wait. Layers go to stages by the dynam
 leg is a set T of devices; its layers take what shares of them do in which all are done at once, or as much as memory
 has room for, with their sums, and the hop to them; the last leg has to leave room for the head.
 Within a stage of several devices shares are found as for one. Of more than MOST devices it sees the fastest.
+Of prompts output products are cut by rows where that is faster: all who have rows hold that product whole.
 """
 
 from __future__ import annotations
@@ -17,18 +18,21 @@ import numpy as np
 
 from solver.base.arrays import FLOAT_BYTES
 from solver.base.errors import InfeasiblePlanError
-from solver.base.spans import Span
+from solver.base.spans import Span, largest_remainder
 from solver.cluster.cluster import MIB, Cluster
 from solver.cluster.curves import Floats
 from solver.model.decoder import Decoder
-from solver.plan.decoder_plan import DecoderPlan, DecoderStage, all_on, stage_on, whole_on
+from solver.model.kinds.part import HEAD
+from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderStage, all_on, stage_on, whole_on
 from solver.programs.decoders.shares import StageTask, best_shares
 from solver.programs.path import Leg, alike_units, best_path
-from solver.schedule.decoders.asked import TokenRequest
+from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.cost import (
     DecoderSetting,
     answer_passes,
     answer_seconds,
+    first_seconds,
+    price_pass,
     price_token,
     sent_over,
     setting_of,
@@ -39,6 +43,8 @@ from solver.systems.decoders.common import WholeLayers, finished, memory_room, p
 
 MOST = 8  # devices that the program of stages sees: 3^8 steps
 MOST_SHARING = 12  # devices that the program of shares sees
+PARTS = 64  # of a prompt's rows
+BETWEEN = 8  # steps from the shares of heads to even ones
 EXCHANGES = 0.25  # of a token's seconds: from there on stages are tried
 
 ChosenStage = tuple[tuple[int, ...], int]  # ranks, and the number of layers
@@ -59,6 +65,7 @@ def plan_hepti(model: Decoder, cluster: Cluster, asked: TokenRequest, *, thoroug
         found += [plan for plan in [_staged(s, cluster, asked, whole)] if plan is not None]
     if not found:
         raise _no_room(s, cluster, asked, task)
+    found += [other for plan in found for other in [_by_rows(s, cluster, plan, asked)] if other is not None]
     best = min(found, key=lambda plan: answer_seconds(s, plan, asked))
     return finished(s, cluster, asked, replace(best, system="hepti"))
 
@@ -112,6 +119,43 @@ def _staged(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: Who
 def _spans(chosen: list[ChosenStage]) -> Iterator[Span]:
     stops = accumulate((count for _, count in chosen), initial=0)
     return (Span(start, stop) for start, stop in pairwise(stops))
+
+
+def _by_rows(s: DecoderSetting, cluster: Cluster, plan: DecoderPlan, asked: TokenRequest) -> DecoderPlan | None:
+    """Return the plan with prompts' output products cut by rows; None where there are none, or no room for it.
+
+    Rows are shared out as heads are, or more evenly as long as a prompt is sooner read: contexts of own rows are not
+    sent, and products of even rows are sooner done. They are cut from so many rows on as it is faster, in halves.
+    """
+    rows_from = min(asked.prompt, CHUNK_ROWS)
+    if rows_from < ROWS_BY_MPI or all(len(stage.ranks) == 1 for stage in plan.stages):
+        return None
+    best, best_s = None, np.inf
+    for step in range(BETWEEN + 1):
+        stages = tuple(_with_rows(stage, step / BETWEEN) for stage in plan.stages)
+        other = replace(plan, stages=stages, rows_from=rows_from)
+        if decoder_lacks(cluster, rank_memory(s.model, other)):
+            break
+        seconds = first_seconds(s, other, asked.prompt)
+        if seconds >= best_s:
+            break
+        best, best_s = other, seconds
+    while best is not None and (fewer := best.rows_from // 2) >= ROWS_BY_MPI:
+        other = replace(best, rows_from=fewer)
+        if price_pass(s, other, fewer, 0).seconds >= price_pass(s, plan, fewer, 0).seconds:
+            break
+        best = other
+    return best
+
+
+def _with_rows(stage: DecoderStage, evenly: float) -> DecoderStage:
+    """Return a stage with rows as its heads are shared out, at 0, to even ones, at 1; of one device none."""
+    if len(stage.ranks) == 1 or HEAD not in stage.shares:
+        return stage
+    heads = stage.shares[HEAD]
+    even = [(rank in stage.ranks) / len(stage.ranks) for rank in range(len(heads))]
+    rows = [(1 - evenly) * own / heads.total + evenly * equal for own, equal in zip(heads.counts, even, strict=True)]
+    return replace(stage, rows=tuple(largest_remainder(rows, PARTS)), rows_end=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

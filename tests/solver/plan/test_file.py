@@ -322,6 +322,7 @@ OF_LANGUAGE_MODELS = [
     ((*FIRST, "rows"), [1, -1]), ((*FIRST, "rows"), [1]), ((*ATTENTION, "heads"), [32]),
     ((*ATTENTION, "heads"), [33, -1]), ((*ATTENTION, "keys"), [0, 0]), ((*ATTENTION, "keys"), ["projected"] * 2),
     ((*MLP, "keys"), [64, 128]), ((*ATTENTION, "cut"), "rows"), ((*ATTENTION, "route"), "ring"),
+    ((*ATTENTION, "rows"), [1, 0]), ((*MLP, "rows"), [1, 0]),
     ((*MLP, "columns"), [8192.0, 0]), ((*MLP, "output"), [2048, 0]), ((*MLP, "cut"), "output"),
     ((*FIRST, "layers"), [0]), ((*FIRST, "layers"), [3, 3]), (("predicted",), {"token_s": 1}),
     (("embedding",), [1]), (("embedding",), {"cut": "words", "words": [128256]}),

@@ -205,6 +205,22 @@ def test_prompts_that_are_cut_by_rows_send_less_and_take_more_memory():
     assert more == [2 * (int4(8 * 32 * 64, 8) + mlp_bytes(128, 8))] * 4
 
 
+def test_prompts_whose_output_products_are_cut_by_rows_send_contexts_in_the_place_of_one_of_two_sums():
+    """And who has rows holds that product whole."""
+    by_heads = plan(heads=(2, 2, 2, 2), columns=(32, 32, 32, 32), words=(256, 0, 0, 0), ranks=4)
+    stage = replace(by_heads.stages[0], rows=(1, 1, 1, 1), rows_end=True)
+    by_rows = replace(by_heads, rows_from=8, stages=(stage,))
+    by_rows.check(MODEL, 4)
+    s = here(*[SPEED] * 4, plan=by_heads, mbps=8.0)
+
+    sent = sum(step.repeats * step.sent for step in pass_steps(s, by_rows, 64, 0, 0)[1:])
+    contexts, rows = 3 * 16 * 2 * 32 * 4, 3 * 16 * 64 * 4
+    assert sent.tolist() == [contexts + rows + 2 * rows] * 4  # as of whole rows, and the MLP's sum in two steps
+    assert token_seconds(s, by_rows, 64) == token_seconds(s, by_heads, 64)
+    held = (rank_memory(MODEL, own) for own in (by_rows, by_heads))
+    assert [one.weights - other.weights for one, other in zip(*held, strict=True)] == [2 * int4(8 * 32 * 64, 8)] * 4
+
+
 def test_an_answer_is_its_prompt_and_its_tokens():
     asked = TokenRequest(prompt=10, tokens=7, context=128)
     s = here(SPEED, SPEED, plan=plan())

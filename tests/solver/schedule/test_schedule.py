@@ -28,6 +28,7 @@ CUTS = {
     "columns": {"outputs": OUTPUTS},
     "keys": {"keys": (2, 0, 3)},
     "keys and rows": {"keys": (2, 0, 3), "rows": (1, 2, 1)},
+    "rows of the output product": {"rows": (1, 2, 1), "rows_end": True},
     "keys and columns": {"keys": (2, 0, 3), "outputs": OUTPUTS},
 }
 
@@ -65,6 +66,15 @@ def test_prompts_that_are_cut_by_rows_bring_contexts_to_rows_and_rows_to_heads()
     layer = ["keys queries contexts", "contexts", "output join up down join", "rows"]
 
     assert steps == ["words", "tokens", *4 * layer, "logits", "candidates"]
+
+
+def test_output_products_that_are_cut_by_rows_bring_contexts_to_rows_and_what_comes_of_them_to_all():
+    """The MLP is cut as for tokens, and its graphs are those of tokens."""
+    steps = told(pass_schedule(MODEL, plan(rows=(1, 2, 1), rows_end=True), 16))
+    half, other = ["contexts", "output", "output of attention"], ["join up down", "sum of mlp", "sum of mlp"]
+
+    assert steps[:9] == ["words", "tokens", "keys queries contexts", *half, *other]
+    assert steps[9:17] == ["join keys queries contexts", *half, *other, "join keys queries contexts"]
 
 
 def test_results_that_are_cut_by_columns_are_not_summed():
@@ -119,8 +129,8 @@ def named(steps):
 @pytest.mark.parametrize("windows", [[0] * 9, [4, 4, 4, 4, 0, 0, 0, 0, 4], [4, 0, 0, 0, 0, 4, 4, 4, 4]])
 @pytest.mark.parametrize(
     ("cuts", "stages"),
-    [({}, 1), ({}, 2), (CUTS["rows"], 1), (CUTS["rows"], 3), (CUTS["columns"], 1), (CUTS["keys"], 2),
-     (CUTS["keys and rows"], 1)],
+    [({}, 1), ({}, 2), (CUTS["rows"], 1), (CUTS["rows"], 3), (CUTS["rows of the output product"], 2),
+     (CUTS["columns"], 1), (CUTS["keys"], 2), (CUTS["keys and rows"], 1)],
 )  # fmt: skip
 def test_a_folded_schedule_unfolds_to_that_of_every_layer(windows, cuts, stages):
     model = small_model(layers=9, heads=8, kv_heads=4, d=32, hidden=64, ffn=128, vocab=96, windows=windows)

@@ -17,7 +17,7 @@ from solver.model.kinds.part import FFN, HEAD
 from solver.model.named_decoders import named_decoder
 from solver.plan.plan import Wire
 from solver.schedule.decoders.asked import TokenRequest
-from solver.schedule.decoders.cost import answer_seconds, setting_of
+from solver.schedule.decoders.cost import answer_seconds, first_seconds, setting_of
 from solver.systems.decoders import SYSTEMS, plan_decoder
 from solver.systems.decoders.hepti import StageSet, best_stages, layers_s
 from tests.kit import refused
@@ -130,6 +130,26 @@ def test_stages_pay_where_memory_is_scarce_and_links_are_slow():
 
     assert len(plan.stages) > 1
     assert len(even.stages) == 1
+
+
+def test_prompts_have_output_products_by_rows_where_answers_are_sooner_and_memory_has_room():
+    asked, short = (replace(ASKED, prompt=prompt) for prompt in (128, 7))
+    for where in ("even", "mixed"):
+        plan, s = plan_decoder("hepti", FEW, CLUSTERS[where], asked), setting_of(FEW, CLUSTERS[where], asked)
+        (stage,) = plan.stages
+        by_heads = replace(plan, stages=(replace(stage, rows=(), rows_end=False),), rows_from=0)
+
+        assert stage.rows_end
+        assert stage.rows.index(max(stage.rows)) == (where == "mixed")
+        assert 8 <= plan.rows_from <= 128
+        assert plan.predicted.first_s < 0.98 * first_seconds(s, by_heads, 128)
+
+    cluster = CLUSTERS["even"]
+    few = plan_decoder("hepti", FEW, cluster, short)
+    assert not few.rows_from
+    for rank, needed in enumerate(few.predicted.memory_bytes):
+        cluster = cluster.with_device(rank, memory_bytes=needed + 5 * MIB)
+    assert not plan_decoder("hepti", FEW, cluster, asked).rows_from
 
 
 def test_the_program_of_stages_takes_the_least_sum():
