@@ -1,4 +1,4 @@
-"""`bench compare` of language models with programs in the place of its peers: who is started where, over the lab's own network."""
+"""`bench compare` with programs in the place of its peers: who is started where, over the lab's own network."""
 
 import json
 import sys
