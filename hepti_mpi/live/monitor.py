@@ -12,7 +12,7 @@ from hepti_mpi.base.memory import free_bytes, own_bytes
 from hepti_mpi.comm.tcp import Connection, carried, open_sockets
 from hepti_mpi.kernels.products import Backend
 from solver.base import clock
-from solver.live.tracker import NOISE
+from solver.live.observe import DELAYS, NOISE, Cusum
 from solver.model.spec import ModelSpec
 
 LOOK_EVERY_S = 1.0  # at what is free: it takes 0.4 ms
@@ -81,6 +81,7 @@ class Monitor:
         self._sockets: list[int] = []
         self._batches = 0
         self._room, self._looked_at, self._probed_at = 0, 0.0, clock.now()
+        self._noise = Cusum(NOISE, DELAYS[-1]).change
         self._probe_s, self._confirmed = math.nan, True  # the last probe, and whether the one before bears it out
 
     def flows(self) -> dict[Connection, tuple[int, float]]:
@@ -121,7 +122,7 @@ class Monitor:
             calls += 1
         self._probed_at = clock.now()
         probe_s = (self._probed_at - begun) / calls
-        agrees = abs(math.log(probe_s / self._probe_s)) <= math.log(1 + NOISE)
+        agrees = abs(math.log(probe_s / self._probe_s)) <= self._noise
         self._confirmed = agrees and since_s < 2 * PROBE_EVERY_S
         self._probe_s = probe_s
         return Probe(probe_s)

@@ -24,7 +24,7 @@ HEARD, HOLDS = 1, 2
 # than half a percent of the time between two.
 LOOK_EVERY_S = 0.06
 # Of a smaller part than a quarter only a speed that falls to less than half can be told from noise
-# (`solver.live.tracker`).
+# (`solver.live.observe`).
 PARTS = 4
 EACH_HALF = (Span(0, 1), Span(1, 2))  # of a block
 

@@ -6,7 +6,6 @@ that has slowed. The price knows of it: what a token took is measured beside tha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
@@ -40,9 +39,9 @@ class TokenFollower(DeviceFollower[DecoderPlan]):
 
     # The first ones after a prompt come from boards that have rested: in a lab all seemed 1.5 times as slow after 5.
     first = 20
-    # A board at half of its speed makes a token of a small model on four 1.25 times as long; in the lab of 2 ms tokens
-    # vary by 3 to 10 %, where others share the machine by half.
-    change, noise = math.log(1.25), 0.2
+    # In the lab tokens of 2 ms vary by 3 to 10 %, where others share the machine by half. A board at half of its speed
+    # makes a token of a small model on four 1.25 times as long: that is the least change after so many.
+    noise, delay = 0.2, 17
     unit, shares = "a token", "heads and columns"
 
     def __init__(

@@ -1,7 +1,7 @@
 """How fast the devices and their links are now, against the profile: what requests measure, followed over time.
 
 The profile's curves keep their shape; every device has one factor on its speed and one on its link's bandwidth
-(`solver.live.tracker`).
+(`solver.live.observe`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
-from solver.live.tracker import FIRST, Tracker
+from solver.live.observe import FIRST, Level
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan, Stage
 from solver.schedule.encoders.cost import price, setting
@@ -57,8 +57,8 @@ class Drift:
     def __init__(self, spec: ModelSpec, profile: Cluster) -> None:
         ranks = len(profile.devices)
         self.profile = profile
-        self.compute = [Tracker(FIRST) for _ in range(ranks)]
-        self.links = [Tracker() for _ in range(ranks)]
+        self.compute = [Level(FIRST) for _ in range(ranks)]
+        self.links = [Level() for _ in range(ranks)]
         self.memory = [device.memory_bytes for device in profile.devices]
         self._free = list(self.memory)  # as read last
         self._falls = [(0, 0)] * len(self.memory)  # by how much the last two readings fell

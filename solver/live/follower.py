@@ -26,13 +26,13 @@ import numpy as np
 
 from solver.cluster.cluster import Cluster, Device, Link
 from solver.cluster.curves import Floats
-from solver.live.cusum import Cusum
+from solver.live.observe import KEPT, NOISE, Cusum
 
-KEPT = 20  # units that are remembered
-UNITS = 1e5  # may pass without a change until one is seen, on average
 SLOWED = math.log(1.5) / 2  # of what a device computes: what is less is none that has slowed
 SLOWLY = 0.002  # as a logarithm: by so much at most a unit changes what is usual, by less where it is nearer
-RETURN, RESTED_NOISE = math.log(4.0), 0.35  # of what a device computes
+# Of what a device computes: it rests while it waits, and seems twice as fast for a moment under a CPU quota. With this
+# sigma that adds nothing, and four times as fast is seen after two units.
+RESTED_NOISE, RETURN_DELAY = 0.436, 2
 LEAST_SAVED = 0.03  # of a unit's seconds, for which the plan changes
 AGAIN = 50  # units until a device that was left out is tried again
 IDLE_S = 1e-4  # less than this is as good as nothing
@@ -105,8 +105,9 @@ class DeviceFollower(ABC, Generic[AnyPlan]):
     """
 
     first = 5  # units by which it is known what is usual under a plan
-    # Of the seconds of units, as logarithms: the change that is looked for, and their standard deviation, in a lab.
-    change, noise = math.log(1.5), 0.15
+    # Of the seconds of units, as logarithms: their standard deviation in a lab, and after how many the least change is
+    # seen. What an image takes is longer by half then.
+    noise, delay = NOISE, 3
     unit: str  # what takes time: an image, a token
     shares: str  # what devices get more or less of
 
@@ -123,8 +124,8 @@ class DeviceFollower(ABC, Generic[AnyPlan]):
         self._usual: Floats | None = None  # of those
         self._tried: Mapping[int, float] = {}  # devices that are tried again, and what they are thought to take
         self._sought: Sought[AnyPlan] | None = None
-        self._slows = Cusum(self.change, self.noise, UNITS)
-        self._returns = [Cusum(RETURN, RESTED_NOISE, UNITS) for _ in cluster.devices]
+        self._slows = Cusum(self.noise, self.delay)
+        self._returns = [Cusum(RESTED_NOISE, RETURN_DELAY) for _ in cluster.devices]
 
     @property
     def devices(self) -> Sequence[Device]:
@@ -150,13 +151,12 @@ class DeviceFollower(ABC, Generic[AnyPlan]):
             self._usual = np.median(self._units, axis=0)
             return self._judged(self._still_slow(), self._usual)
         longer, recent = np.log(self._units[-1] / self._usual), self._usual
-        change = self.change  # counts twice of one unit, at most: that alone is no change
         changed: dict[int, float] = {}
-        shift = self._slows.take(float(np.clip(longer[-1], -2 * change, 2 * change)))
+        shift = self._slows.take(float(longer[-1]))
         if shift is not None:
-            recent = np.median(self._units[-shift.numbers :], axis=0)
+            recent = np.median(self._units[-len(shift.numbers) :], axis=0)
             if shift.mean > 0:
-                changed = self._slowed(recent / self._usual, min(shift.numbers, len(self._units)))
+                changed = self._slowed(recent / self._usual, min(len(shift.numbers), len(self._units)))
         for rank in np.flatnonzero((self._factor > 1) & self._at_work).tolist():
             back = self._returns[rank].take(float(longer[rank]))
             if back is not None and back.mean < 0:
@@ -164,7 +164,7 @@ class DeviceFollower(ABC, Generic[AnyPlan]):
         if shift is not None and not changed:
             self._forget()
             return None
-        self._usual = self._usual * np.exp(SLOWLY * np.clip(2 * longer / change, -1, 1))
+        self._usual = self._usual * np.exp(SLOWLY * np.clip(2 * longer / self._slows.change, -1, 1))
         return self._judged(changed, recent, self._tried_again())
 
     @property

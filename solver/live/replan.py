@@ -22,8 +22,8 @@ from solver.cluster.curves import Floats
 from solver.live.decision import Decision, shares
 from solver.live.drift import Drift
 from solver.live.first_plan import among
+from solver.live.observe import SLIGHT
 from solver.live.planning import solved_again
-from solver.live.tracker import SLIGHT
 from solver.model.spec import ModelSpec
 from solver.plan.changes import Holdings, all_by_rows
 from solver.plan.holdings import all_weights_bytes

@@ -18,8 +18,8 @@ from hepti_mpi.live.member import Member, follow
 from hepti_mpi.live.monitor import Monitor
 from hepti_mpi.live.within_request import HOLDS
 from solver.live.decision import Decision
+from solver.live.observe import FIRST
 from solver.live.replan import Replanner
-from solver.live.tracker import FIRST
 from solver.plan.routes import Route
 from solver.programs.planner import solve
 from solver.schedule.encoders.cost import predict

@@ -7,7 +7,7 @@ import pytest
 
 from solver.cluster.curves import derived_curves
 from solver.live.drift import PLANS, Drift, scaled
-from solver.live.tracker import SLIGHT_PATIENCE, SOON, Tracker
+from solver.live.observe import SOON, Level
 from solver.model.named import named_model
 from solver.schedule.encoders.cost import predict, price, setting
 from solver.systems import make_plan
@@ -16,6 +16,7 @@ from tests.kit.clusters import pis
 from tests.sweeps import ALL, pairs, seeds
 
 SPEC = named_model("bert-base")
+SLIGHT_PATIENCE = 5  # requests that show a change to 0.7 or 1.4 of a speed
 
 
 def noise(count, seed=0, width=0.1):
@@ -24,7 +25,7 @@ def noise(count, seed=0, width=0.1):
 
 def follow(trace):
     """Return the factor after every measurement of a trace."""
-    tracker, factors = Tracker(), []
+    tracker, factors = Level(), []
     for measured in trace:
         tracker.observe(measured)
         factors.append(tracker.factor)
@@ -63,7 +64,7 @@ def test_soon_after_a_change_two_measurements_mend_its_level():
 
 def test_a_level_that_is_mended_to_and_fro_comes_to_lie_between():
     """What a device seems to do depends on its share, and so on what it seemed to do before."""
-    tracker = Tracker()
+    tracker = Level()
     for measured in [*np.ones(10), 0.17, 0.17]:
         tracker.observe(measured)
     for _ in range(40):
@@ -123,7 +124,7 @@ def test_after_a_change_the_mean_of_what_follows_counts():
 
 def test_the_first_requests_say_how_fast_a_device_is_in_a_run():
     """The very first is slow; where all differ from the profile, nothing has changed."""
-    tracker = Tracker(first=5)
+    tracker = Level(first=5)
 
     changed = [tracker.observe(measured) for measured in (0.4, 0.7, 0.71, 0.69, 0.72, 0.7)]
 
@@ -166,7 +167,7 @@ def test_after_a_calm_time_a_step_is_followed_at_once_again():
 @pytest.mark.parametrize(("seems", "is_taken_for"), [(0.8, 1.0), (1.25, 1.0), (0.55, 0.55), (1.4, 1.4)])
 def test_what_comes_near_the_level_before_has_come_back_to_it(seems, is_taken_for):
     """Also where the level between was mended; what is farther is a level of its own."""
-    tracker = Tracker()
+    tracker = Level()
     for measured in (0.2, 0.2, 0.35, 0.35):
         tracker.observe(measured)
     assert tracker.changes == 2
@@ -176,7 +177,7 @@ def test_what_comes_near_the_level_before_has_come_back_to_it(seems, is_taken_fo
     assert tracker.factor == pytest.approx(is_taken_for)
 
 
-@pytest.mark.parametrize(("level", "now"), [(0.25, 0.7), (0.25, 0.55), (0.25, 0.4), (0.4, 0.65), (4.0, 1.5)])
+@pytest.mark.parametrize(("level", "now"), [(0.25, 0.7), (0.25, 0.55), (0.25, 0.42), (0.4, 0.7), (4.0, 1.5)])
 def test_who_comes_back_up_half_of_the_way_is_thought_all_the_way_back_for_a_few_requests_only(level, now):
     tracker, factors = follow([*np.ones(10), *[level] * 20, *[now] * 6])
 
@@ -188,7 +189,7 @@ def test_who_comes_back_up_half_of_the_way_is_thought_all_the_way_back_for_a_few
 def test_two_parts_of_a_request_are_a_change_only_beyond_what_so_little_errs_by():
     """A quarter may err by as many seconds as a whole request may: by 2.2 times."""
     for level, changes in ((0.25, 1), (0.5, 0), (2.0, 0), (4.0, 1)):
-        tracker = Tracker()
+        tracker = Level()
         for _ in range(2):
             tracker.observe(level, 0.25)
         assert tracker.changes == changes
@@ -196,7 +197,7 @@ def test_two_parts_of_a_request_are_a_change_only_beyond_what_so_little_errs_by(
 
 
 def test_parts_neither_average_nor_take_back_what_a_whole_request_showed():
-    tracker = Tracker()
+    tracker = Level()
     for measured, part in ((0.6, 1.0), (1.2, 0.25), (0.8, 0.5)):
         tracker.observe(measured, part)
         assert (tracker.factor, tracker.doubtful) == (1.0, True)
@@ -205,13 +206,13 @@ def test_parts_neither_average_nor_take_back_what_a_whole_request_showed():
 
 
 def test_a_part_takes_back_what_the_one_before_showed():
-    tracker = Tracker()
+    tracker = Level()
 
     assert not any(tracker.observe(measured, 0.3) for measured in (0.2, 1.1, 0.2, 1.0, 0.2))
 
 
 def test_where_a_speed_begins_whole_requests_alone_say():
-    tracker = Tracker(first=3)
+    tracker = Level(first=3)
     for measured in (0.8, 0.7, 0.9):
         for part in (0.3, 0.3, 1.0):
             tracker.observe(measured if part == 1 else 0.1, part)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from solver.cluster.cluster import GIB, PROGRAM_BYTES
-from solver.live.cusum import Cusum, threshold
 from solver.live.follower import AGAIN
 from solver.live.network_replan import NetworkFollower
+from solver.live.observe import Cusum
 from solver.plan.segments import SegmentCut
 from solver.programs.convnets.planner import solve_network
 from solver.programs.convnets.segment_polish import shared_out
@@ -101,13 +101,13 @@ def test_a_slower_network_moves_no_rows(follower):
     assert not any(follower.took([0.015] * 4, 0.09) for _ in range(20))
 
 
-@pytest.mark.parametrize(("change", "sigma"), [(0.4, 0.15), (0.2, 0.1), (0.4, 0.4)])
-def test_a_cusum_is_wrong_as_rarely_as_it_says(change, sigma):
+@pytest.mark.parametrize(("sigma", "delay"), [(0.15, 2), (0.15, 7), (0.4, 17)])
+def test_a_cusum_is_wrong_as_rarely_as_it_says(sigma, delay):
     """Of normal numbers, within the scatter of the runs and the approximation's error."""
     rng, often = np.random.default_rng(1), 200
     runs = []
     for _ in range(count(120, 300)):
-        cusum, images = Cusum(change, sigma, often), 1
+        cusum, images = Cusum(sigma, delay, often), 1
         while cusum.take(rng.normal(0, sigma)) is None:
             images += 1
         runs.append(images)
@@ -115,5 +115,15 @@ def test_a_cusum_is_wrong_as_rarely_as_it_says(change, sigma):
     assert np.mean(runs) == pytest.approx(often, rel=0.35)
 
 
-def test_the_threshold_grows_with_what_it_promises():
-    assert threshold(0.2, 0.15, 100) < threshold(0.2, 0.15, 1000) < threshold(0.2, 0.3, 1000)
+@pytest.mark.parametrize("delay", [2, 3, 7, 17])
+def test_a_cusum_sees_the_least_change_after_its_delay_and_one_number_never(delay):
+    cusum = Cusum(0.15, delay)
+    seen = [cusum.take(1.001 * cusum.change) is not None for _ in range(delay)]
+
+    assert seen == [False] * (delay - 1) + [True]
+    assert not any(cusum.take(number) for number in (100.0, 0.0, -100.0, 0.0) * 10)
+
+
+def test_the_least_change_grows_with_what_is_promised():
+    assert Cusum(0.15, 3, 100).change < Cusum(0.15, 3, 1000).change < Cusum(0.3, 3, 1000).change
+    assert Cusum(0.15, 7).change < Cusum(0.15, 3).change

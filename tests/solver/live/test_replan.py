@@ -10,8 +10,8 @@ from hepti_mpi.live.within_request import done_before, looks
 from solver.cluster.cluster import GIB
 from solver.live.drift import scaled
 from solver.live.first_plan import WORTH, plan_to_begin_with
+from solver.live.observe import FIRST
 from solver.live.replan import AGAIN, LEAST_GAIN, LEAST_HORIZON, Replanner
-from solver.live.tracker import FIRST
 from solver.model.named import named_model
 from solver.plan.changes import Holdings, all_by_rows
 from solver.programs.lengths import for_rows
