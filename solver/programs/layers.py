@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis
 from solver.plan.plan import StreamLayout
-from solver.programs.polish import polished
+from solver.programs.moves import AllMoves, descend
+from solver.programs.polish import by_clocks, moved
 from solver.programs.search import MANY, Configuration, Terms
 from solver.programs.shares import ClockProgram, HeldBytes, Moves
 from solver.programs.tiles_and_routes import Runs, in_order, plan_of
@@ -162,13 +163,32 @@ class PartedRun:
         return {axis: units[..., number, :] for number, axis in enumerate(layer.units)}
 
 
+@dataclass(slots=True)
+class MovedRuns:
+    """Runs of layers, of one of which all moves are priced at once; `least_s` is what the fastest so far took."""
+
+    s: Setting
+    runs: Runs
+    room: Room
+    least_s: float = np.inf
+
+    @property
+    def places(self) -> int:
+        """How many runs there are."""
+        return len(self.runs)
+
+    def takes(self, step: AllMoves, place: int) -> bool:
+        """Make the best of all moves of a run, if it pays."""
+        parted = PartedRun(self.s, self.runs, place, self.room)
+        shares = by_clocks(parted, parted.units, self.least_s)
+        paid = shares.takes(step)
+        self.runs, self.least_s = parted.with_units(shares.units), shares.least
+        return paid
+
+
 def polished_runs(s: Setting, runs: Runs, room: Room) -> Runs:
     """Return layers with shares that are better by clocks, or those given; of many devices these, for time."""
-    number = kept = 0  # the run at hand, and how many in a row have stayed as they are
-    few = s.devices <= (MANY if len(runs) > 1 else MOST_POLISHED)
-    while few and kept < len(runs):
-        parted = PartedRun(s, runs, number, room)
-        _, units = polished(parted, parted.units)
-        kept = kept + 1 if (units == parted.units).all() else 1
-        runs, number = parted.with_units(units), (number + 1) % len(runs)
-    return runs
+    found = MovedRuns(s, runs, room)
+    if s.devices <= (MANY if len(runs) > 1 else MOST_POLISHED):
+        descend(found, [moved])
+    return found.runs

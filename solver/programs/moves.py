@@ -2,13 +2,15 @@
 
 Between two devices, on one axis or on several at once; between one and all others, in proportion to what these have;
 and of who takes part: a device hands over to another, swaps with one, leaves or joins, on several axes at once. Of such
-moves the best is made until none pays (`descended`).
+moves the best is made until none pays, by the descent of all families (`descend`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import combinations, product
+from dataclasses import dataclass
+from itertools import combinations, cycle, product
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -129,34 +131,81 @@ def least_changes(counts: Integers, able: Mask) -> Integers:
     return np.array(found, np.int64).reshape(-1, *counts.shape)
 
 
-def descended(
-    units: Integers, after: Callable[[Integers], Integers], cost: Callable[[Integers], Floats],
-    fits: Callable[[Integers], Mask], worth: float,
-) -> tuple[float, Integers]:  # fmt: skip
-    """Make the best of all moves as long as one pays; return what the units cost then, and the units.
+Step = TypeVar("Step", contravariant=True)
+
+
+class Bettered(Protocol[Step]):
+    """What moves make better: shares of a model in units, runs of layers, a network's plan."""
+
+    @property
+    def places(self) -> int:
+        """At how many places moves are made."""
+
+    def takes(self, step: Step, place: int) -> bool:
+        """Make one of the moves of a step at a place, if one pays; return whether one does."""
+
+
+def descend(what: Bettered[Step], steps: Sequence[Step]) -> None:
+    """Make moves as long as one pays: of one step after the other at every place, again where one did.
+
+    What a move is, what it saves and which of several is made is known to what is bettered: where a price is that of
+    many shares at once the best of all is made, where it is that of one plan the first that pays.
+    """
+    kept = 0  # how many steps and places in a row had no move that pays
+    for step in cycle(steps):
+        place = 0
+        while place < what.places and kept < len(steps) * what.places:
+            paid = what.takes(step, place)
+            place, kept = (place, 0) if paid else (place + 1, kept + 1)
+        if kept >= len(steps) * what.places:
+            return
+
+
+AllMoves = Callable[[Integers], Integers]  # shares as they are, [axes, p], and after every move, [n, axes, p]
+
+
+@dataclass(slots=True)
+class MovedShares:
+    """Shares in units, all moves of which are priced at once.
 
     Parameters
     ----------
     units : [axes, p]
         To begin with.
-    after
-        Those, and what moves make of them, [n, axes, p].
     cost, fits
-        What each of these costs, and whether it can be, [n].
+        What any such shares cost, and whether they can be, [n, axes, p]: [n].
     worth
         The part of the cost that a move has to save.
+    now, least
+        What the units cost among the last moves, and the least of that so far: in another set of shares the same ones
+        may be priced a little otherwise.
     """
-    best = np.inf
-    while True:
-        moves = after(units)
-        costs = cost(moves)
-        best = min(best, float(costs[0]))
-        better = np.flatnonzero(costs < (1 - worth) * best)
-        cheapest_first = moves[better[np.argsort(costs[better], kind="stable")]]
-        one = next((own for own in cheapest_first if fits(own[None])[0]), None)
+
+    units: Integers
+    cost: Callable[[Integers], Floats]
+    fits: Callable[[Integers], Mask]
+    worth: float
+    now: float = np.inf
+    least: float = np.inf
+
+    @property
+    def places(self) -> int:
+        """One: a move is of all units."""
+        return 1
+
+    def takes(self, step: AllMoves, place: int = 0) -> bool:
+        """Make the best of all moves, if it pays."""
+        after = step(self.units)
+        costs = self.cost(after)
+        self.now = float(costs[0])
+        self.least = min(self.least, self.now)
+        better = np.flatnonzero(costs < (1 - self.worth) * self.least)
+        cheapest_first = after[better[np.argsort(costs[better], kind="stable")]]
+        one = next((own for own in cheapest_first if self.fits(own[None])[0]), None)
         if one is None:
-            return float(costs[0]), units
-        units = one
+            return False
+        self.units = one
+        return True
 
 
 def _changed(counts: Integers, axes: Sequence[int], after: Integers) -> Integers:

@@ -12,7 +12,7 @@ import numpy as np
 
 from solver.base.spans import largest_remainder
 from solver.cluster.curves import Floats
-from solver.programs.moves import crew_moves, descended, pairs, spreads, together
+from solver.programs.moves import MovedShares, crew_moves, descend, pairs, spreads, together
 from solver.programs.shares import ClockProgram, FoundShares
 from solver.schedule.encoders.layer_table import Integers
 from solver.schedule.exchange import Mask
@@ -76,20 +76,21 @@ def rounded(found: FoundShares, totals: Integers) -> Integers:
     return np.array([largest_remainder(own, total) if total else [0] * len(own) for own, total in every], np.int64)
 
 
-def polished(parted: Parted, units: Integers, *, crews: bool = True) -> tuple[float, Integers]:
-    """Return shares that are better by clocks, or those given, with their seconds.
+def by_clocks(parted: Parted, units: Integers, least_s: float = np.inf) -> MovedShares:
+    """Return shares as moves better them by clocks; none pays that takes as long as `least_s`."""
+    return MovedShares(units, parted.seconds, parted.fits, WORTH, least=least_s)
 
-    Parameters
-    ----------
-    crews
-        Whether it may change who has some of an axis.
-    """
+
+def polished(parted: Parted, units: Integers) -> tuple[float, Integers]:
+    """Return shares of the same devices that are better by clocks, or those given, with their seconds."""
 
     def after(own: Integers) -> Integers:
         found = moved(own)
-        return found if crews else found[((found > 0) == (own > 0)).all((1, 2))]
+        return np.asarray(found[((found > 0) == (own > 0)).all((1, 2))])
 
-    return descended(units, after, parted.seconds, parted.fits, WORTH)
+    shares = by_clocks(parted, units)
+    descend(shares, [after])
+    return shares.now, shares.units
 
 
 def with_other_crew(parted: Parted, units: Integers) -> Integers:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis
 from solver.programs.first_shares import starts_of
-from solver.programs.moves import crew_moves, descended, pairs, spreads
+from solver.programs.moves import MovedShares, crew_moves, descend, pairs, spreads
 from solver.schedule.encoders.layer_table import (
     Integers,
     LayerKind,
@@ -169,14 +169,14 @@ def improved(draft: Draft, terms: Terms, axes: Collection[Axis] = tuple(Axis)) -
     def by_axis(units: Integers) -> dict[Axis, Integers]:
         return {axis: units[..., number, :] for number, axis in enumerate(draft.units)}
 
-    score, units = descended(
+    shares = MovedShares(
         np.stack(list(draft.units.values())),
-        lambda own: np.concatenate([own[None], own + _moves(table, by_axis(own), axes)]),
         lambda some: _score(table, by_axis(some), terms),
         lambda some: np.ones(len(some), bool),
         WORTH,
     )
-    return Draft(table, draft.devices, by_axis(units), score)
+    descend(shares, [lambda own: np.concatenate([own[None], own + _moves(table, by_axis(own), axes)])])
+    return Draft(table, draft.devices, by_axis(shares.units), shares.now)
 
 
 def neighbours(setting: Setting, layer: Configuration, terms: Terms, most: int | None = None) -> list[Configuration]:

@@ -26,8 +26,9 @@ from solver.plan.plan import Wire
 from solver.plan.segments import SegmentPlan
 from solver.programs import integer
 from solver.programs.convnets.every_plan import EveryPlan, parts_of_rows
-from solver.programs.convnets.segment_polish import FEW_MOVES, Priced, balance, descend, let_edges_first
+from solver.programs.convnets.segment_polish import FEW_MOVES, Priced, balance, let_edges_first
 from solver.programs.convnets.segments import Search, WeightsRoom
+from solver.programs.moves import descend
 from solver.schedule.networks.memory import lacking, memory_of, room_bytes
 from solver.schedule.networks.segment_steps import NetSetting, net_setting, plan_seconds, predicted, weights_of
 from solver.schedule.shortage import does_not_fit
@@ -76,7 +77,8 @@ def solve_network(net: ConvNet, cluster: Cluster, wire: Wire = Wire.FLOAT32, *, 
             best = Priced(s, plan, points, best.most_bytes)
     let_edges_first(best)
     plans.append(best.plan)
-    descend(best, FEW_MOVES, THOROUGHLY_PRICED if thorough else PRICED)
+    best.until = best.work + (THOROUGHLY_PRICED if thorough else PRICED)
+    descend(best, FEW_MOVES)
     plans.append(best.plan)
     return predicted(s, next(plan for plan in reversed(plans) if not lacking(net, cluster, plan)))
 

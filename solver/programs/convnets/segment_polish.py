@@ -1,7 +1,8 @@
-"""What is done to a network's plan once it is cut: a descent, and shares for devices as they are now.
+"""What is done to a network's plan once it is cut: moves for a descent, and shares for devices as they are now.
 
-A descent changes a plan step by step, as long as that makes it faster, by the price of the whole plan, in which ranks
-do not wait for all others (`solver.schedule.clocks`).
+The descent is that of all families (`solver.programs.moves.descend`), by the price of the whole plan, in which ranks do
+not wait for all others (`solver.schedule.clocks`). Of the moves of a segment the first that makes the plan faster is
+made: what is behind it is priced anew for each, so no others are priced for nothing.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class Priced:
     ) -> None:
         self.s, self._plan, self.points, self.most_bytes = s, plan, points, most_bytes
         self.work = 0  # of all prices
+        self.until = math.inf  # prices took so much work no further move is tried
         self.segments = list(plan.segments)
         self._every, self._turns = list(unrolled(s.net, plan)), network_turns(s, plan)
         self.moments = list(self._moments(self._turns, Moment.at(np.zeros(s.devices))))
@@ -120,7 +122,16 @@ class Priced:
         """When the last rank has ended."""
         return float(self.moments[-1].ready.max())
 
-    def takes(self, start: int, stop: int, others: Sequence[Segment]) -> bool:
+    @property
+    def places(self) -> int:
+        """How many segments there are."""
+        return len(self.segments)
+
+    def takes(self, step: PolishMove, place: int) -> bool:
+        """Make the first of a segment's moves that makes the plan faster, unless prices took enough work."""
+        return self.work < self.until and any(self.replaced(*change) for change in step(self, place))
+
+    def replaced(self, start: int, stop: int, others: Sequence[Segment]) -> bool:
         """Take other segments in place of some, if that fits and makes the plan faster; return whether it does."""
         s, held = self.s, self._every[start].before
         # Which rows come first of the segment before depends on what these need.
@@ -179,28 +190,14 @@ def balance(priced: Priced) -> None:
     """
     for number in range(len(priced.segments)):
         for change in islice(_last_moved(priced, number), 1):
-            priced.takes(*change)
+            priced.replaced(*change)
 
 
 def let_edges_first(priced: Priced) -> None:
     """Let edges come first in those segments where that makes the plan faster."""
-    priced.takes(0, len(priced.segments), [replace(segment, edges_first=True) for segment in priced.segments])
+    priced.replaced(0, len(priced.segments), [replace(segment, edges_first=True) for segment in priced.segments])
     for number in range(len(priced.segments)):
-        priced.takes(*next(_edges_turned(priced, number)))
-
-
-def descend(priced: Priced, moves: Sequence[PolishMove], work: float = math.inf) -> None:
-    """Change a plan step by step, as long as a step makes it faster, or until its prices took so much work.
-
-    Kinds of steps are tried one after the other, each on one segment after the other.
-    """
-    before_s, until = math.inf, priced.work + work
-    while priced.seconds < before_s:
-        before_s = priced.seconds
-        for move in moves:
-            number = 0
-            while number < len(priced.segments) and priced.work < until:
-                number += not any(priced.takes(*change) for change in move(priced, number))
+        priced.replaced(*next(_edges_turned(priced, number)))
 
 
 def _cut_moved(priced: Priced, number: int) -> Iterator[Replacement]:

@@ -401,9 +401,9 @@ def best_shares(task: StageTask) -> DecoderPlan | None:
     if not fitting:
         return None
     _, parted, _, units = min(fitting, key=itemgetter(2))
-    finest, (_, units) = _finest(task), polished(parted, units, crews=False)
+    finest, (_, units) = _finest(task), polished(parted, units)
     fine = finest.units(task.exact(units, parted.sizes))
-    return task.plan(task.exact(_with_others(finest, *polished(finest, fine, crews=False)), finest.sizes))
+    return task.plan(task.exact(_with_others(finest, *polished(finest, fine)), finest.sizes))
 
 
 def crews_tried(task: StageTask) -> list[CrewTried]:
@@ -465,5 +465,5 @@ def _with_others(parted: PartedStage, seconds: float, units: Integers) -> Intege
         now, other = by_program(parted, after[parted.seconds(after).argmin()], seconds)
         if now >= seconds:
             break
-        seconds, units = polished(parted, other, crews=False)
+        seconds, units = polished(parted, other)
     return units

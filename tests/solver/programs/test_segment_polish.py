@@ -16,10 +16,10 @@ from solver.programs.convnets.segment_polish import (
     balance,
     boundary_moved,
     coarsest,
-    descend,
     let_edges_first,
 )
 from solver.programs.convnets.segments import Search
+from solver.programs.moves import descend
 from solver.schedule.networks.segment_steps import net_setting, plan_seconds
 from tests.kit.clusters import pis
 from tests.kit.convnets import random_net
@@ -96,7 +96,8 @@ def test_a_descent_ends_when_its_prices_took_enough_work():
     none, some, all_of_it = (Priced(s, plan, cut_points(net)) for _ in range(3))
 
     for priced, work in ((none, 0), (some, 300), (all_of_it, np.inf)):
-        descend(priced, FEW_MOVES, work)
+        priced.until = work
+        descend(priced, FEW_MOVES)
 
     assert none.plan == plan
     assert 300 <= some.work < 600
