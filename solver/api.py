@@ -26,9 +26,10 @@ from solver.plan.writing import plan_to_json
 from solver.programs.planner import Solution
 from solver.schedule.decoders.asked import TokenRequest, token_request
 from solver.schedule.encoders.stages import price_plan
-from solver.show.decoder_facts import priced_decoder
+from solver.show.advice import proved_encoder
+from solver.show.decoder_facts import priced_decoder, proved_decoder
 from solver.show.decoder_tables import decoder_title, print_decoder
-from solver.show.network_facts import priced_network
+from solver.show.network_facts import priced_network, proved_network
 from solver.show.network_tables import network_title, print_network
 from solver.show.plan_tables import print_plan
 from solver.show.system_tables import print_stages
@@ -54,6 +55,8 @@ class MadePlan:
         Predicted, of one request (a text, an image); of a language model, of one token in the middle of the answer.
     bytes_on_wire
         That all devices together send for it.
+    proof
+        Whether no other plan saves more than `prove` per cent, in words; "" where that was not asked.
     """
 
     plan: Plan | SegmentPlan | DecoderPlan
@@ -61,6 +64,7 @@ class MadePlan:
     bytes_on_wire: int
     _text: str = field(repr=False)
     _show: Callable[[Console], None] = field(repr=False, compare=False)
+    proof: str = ""
 
     def __str__(self) -> str:
         """Return the tables that `python -m solver` prints about the plan itself."""
@@ -97,6 +101,7 @@ def make_plan(
     sequences: int | None = None,
     cache: str | None = None,
     precision: str | None = None,
+    prove: float | None = None,
 ) -> MadePlan:
     """Plan for a cluster, which need not be there, and predict what the plan takes; no file is written.
 
@@ -123,6 +128,8 @@ def make_plan(
     cache, precision
         Of language models: what keys and values, and weights, are kept in. None: float32, and int4 or as the file has
         it.
+    prove
+        Search on until no other plan can save more than so many per cent of the time, or all is tried.
 
     Returns
     -------
@@ -148,6 +155,11 @@ def make_plan(
     if objective not in ("latency", "throughput"):
         raise HeptiError(f"objective is {objective!r}, must be latency or throughput")
     _check_whole(layers=layers, rows=rows, prompt=prompt, tokens=tokens, context=context, sequences=sequences)
+    if prove is not None:
+        if not 0 < prove < 100:
+            raise HeptiError(f"prove is {prove:g}, must be above 0 and below 100")
+        if system not in (None, DEFAULT) or objective != "latency":
+            raise HeptiError(f"prove is for system {DEFAULT} and one request: leave it out")
     kind = _kind(model)
     about_tokens = {
         "prompt": prompt, "tokens": tokens, "context": context, "sequences": sequences, "cache": cache,
@@ -164,20 +176,20 @@ def make_plan(
         _refuse({"layers": layers}, "models that are named")
     if kind == "network":
         net = model if isinstance(model, ConvNet) else network_of(str(model))
-        return _of_network(net, given, system or DEFAULT, Wire(wire))
+        return _of_network(net, given, system or DEFAULT, Wire(wire), prove)
     if kind == "decoder":
         decoder, stored = (model, None) if isinstance(model, Decoder) else decoder_of(str(model), layers)
         asked = token_request(
             decoder, stored, precision, Wire(wire), prompt=prompt, tokens=tokens, context=context,
             sequences=sequences, cache=cache,
         )  # fmt: skip
-        return _of_decoder(decoder, given, system or DEFAULT, asked)
+        return _of_decoder(decoder, given, system or DEFAULT, asked, prove)
     spec = model if isinstance(model, ModelSpec) else encoder_of(str(model), layers)
     if objective == "throughput":
         if system not in (None, DEFAULT, THROUGHPUT):
             raise HeptiError(f"objective throughput is for system hepti, {system} has its own objective")
         system = THROUGHPUT
-    return _of_encoder(spec, given, system or DEFAULT, request_rows(spec, rows), Wire(wire))
+    return _of_encoder(spec, given, system or DEFAULT, request_rows(spec, rows), Wire(wire), prove)
 
 
 def plan_encoder(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire) -> tuple[Plan, Solution | None]:
@@ -193,8 +205,11 @@ def plan_encoder(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire
     return plan_that_fits(system, spec, cluster, rows, wire), None
 
 
-def _of_encoder(spec: ModelSpec, cluster: Cluster, system: str, rows: int, wire: Wire) -> MadePlan:
-    plan, _ = plan_encoder(system, spec, cluster, rows, wire)
+def _of_encoder(spec: ModelSpec, cluster: Cluster, system: str, rows: int, wire: Wire, prove: float | None) -> MadePlan:
+    if prove is None:
+        (plan, _), proof = plan_encoder(system, spec, cluster, rows, wire), ""
+    else:
+        (plan, _), proof = proved_encoder(spec, cluster, rows, wire, prove)
     found = price_plan(spec, cluster, plan, rows)
 
     def show(console: Console) -> None:
@@ -204,22 +219,30 @@ def _of_encoder(spec: ModelSpec, cluster: Cluster, system: str, rows: int, wire:
         else:
             print_stages(console, cluster, plan, found)
 
-    return MadePlan(plan, found.prediction.seconds, found.prediction.bytes_on_wire, plan_to_json(plan), show)
+    return MadePlan(plan, found.prediction.seconds, found.prediction.bytes_on_wire, plan_to_json(plan), show, proof)
 
 
-def _of_network(net: ConvNet, cluster: Cluster, system: str, wire: Wire) -> MadePlan:
-    found = priced_network(net, cluster, plan_network(system, net, cluster, wire))
+def _of_network(net: ConvNet, cluster: Cluster, system: str, wire: Wire, prove: float | None) -> MadePlan:
+    if prove is None:
+        plan, proof = plan_network(system, net, cluster, wire), ""
+    else:
+        plan, proof = proved_network(net, cluster, wire, prove)
+    found = priced_network(net, cluster, plan)
     facts = found.price.prediction
 
     def show(console: Console) -> None:
         console.print(network_title(net) + links(cluster), markup=False)
         print_network(console, found)
 
-    return MadePlan(found.plan, facts.seconds, facts.bytes_on_wire, plan_to_json(found.plan, net), show)
+    return MadePlan(found.plan, facts.seconds, facts.bytes_on_wire, plan_to_json(found.plan, net), show, proof)
 
 
-def _of_decoder(model: Decoder, cluster: Cluster, system: str, asked: TokenRequest) -> MadePlan:
-    found = priced_decoder(model, cluster, plan_decoder(system, model, cluster, asked), asked)
+def _of_decoder(model: Decoder, cluster: Cluster, system: str, asked: TokenRequest, prove: float | None) -> MadePlan:
+    if prove is None:
+        plan, proof = plan_decoder(system, model, cluster, asked), ""
+    else:
+        plan, proof = proved_decoder(model, cluster, asked, prove)
+    found = priced_decoder(model, cluster, plan, asked)
     assert found.plan.predicted is not None
     sent = found.token.prediction.bytes_on_wire
 
@@ -227,7 +250,7 @@ def _of_decoder(model: Decoder, cluster: Cluster, system: str, asked: TokenReque
         console.print(decoder_title(model, asked) + links(cluster), markup=False)
         print_decoder(console, found)
 
-    return MadePlan(found.plan, found.plan.predicted.token_s, sent, plan_to_json(found.plan, model), show)
+    return MadePlan(found.plan, found.plan.predicted.token_s, sent, plan_to_json(found.plan, model), show, proof)
 
 
 def _kind(model: str | Path | ModelSpec | ConvNet | Decoder) -> NamedKind:

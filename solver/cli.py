@@ -59,6 +59,7 @@ from solver.show.titles import encoder_title, links, place, say_drawn
 from solver.systems import DEFAULT, SYSTEMS, THROUGHPUT, plans_for
 from solver.systems.convnets import SYSTEMS as CONVNET_SYSTEMS
 from solver.systems.decoders import SYSTEMS as DECODER_SYSTEMS
+from solver.systems.hepti import plan_hepti
 from solver.systems.named import ALONE
 
 ABOUT = "Plan for a cluster that need not be there, and show who gets what."
@@ -261,7 +262,8 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
         return
     tried = changes(spec, cluster, rows, solution) if system == DEFAULT else []
     with progress("trying other clusters", len(tried), unit="clusters") as advance:
-        better = upgrades(spec, rows, plan, tried, advance)
+        again_s = lambda other: plan_hepti(spec, other, rows, wire).predicted_s
+        better = upgrades(plan.predicted_s, again_s, tried, advance)
     if not plan.in_one:
         _show_stages(options, spec, cluster, plan, found, better)
         return
@@ -279,7 +281,7 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
     print_comparison(console, plan, others, bound)
     if solution:
         print_limits(console, solution, limits(cluster, solution))
-    print_upgrades(console, plan, better)
+    print_upgrades(console, plan.predicted_s, better)
     print_estimated(console, cluster, lambda device: device.curves is not None, plan.predicted_s, others)
 
 
@@ -356,7 +358,7 @@ def _show_stages(
     console = new_console(highlight=False)
     console.print(_title(options, spec, plan.rows) + links(cluster), markup=False)
     print_stages(console, cluster, plan, found)
-    print_upgrades(console, plan, better)
+    print_upgrades(console, plan.predicted_s, better)
 
 
 def _compare(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: int) -> None:

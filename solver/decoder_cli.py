@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 
 from solver.base.command import check_path, write_whole
 from solver.base.errors import HeptiError
@@ -21,7 +22,10 @@ from solver.plan.file import plan_to_price, planned_model, read_any_plan, read_p
 from solver.plan.plan import WIRES, Wire
 from solver.plan.writing import plan_table, plan_to_json
 from solver.schedule.decoders.asked import PROMPT, TOKENS, TokenRequest, token_request
+from solver.schedule.decoders.cost import answer_seconds, setting_of
+from solver.show.advice import Upgrade, upgrades, usual_changes
 from solver.show.decoder_facts import (
+    ComparedDecoder,
     PricedDecoder,
     answer_bound,
     compare_decoders,
@@ -48,7 +52,7 @@ from solver.show.pictures import (
     pass_drawn,
     plot_timeline,
 )
-from solver.show.plan_tables import print_estimated
+from solver.show.plan_tables import print_estimated, print_upgrades
 from solver.show.schedule_table import print_schedule, schedule_rows, schedule_to_json
 from solver.show.titles import links, place, say_drawn
 from solver.systems import DEFAULT
@@ -189,22 +193,39 @@ def _show(options: argparse.Namespace, found: PricedDecoder, asked: TokenRequest
         console.print(title, markup=False)
         print_shares_map(console, found)
         return
-    others, bound = [], None
+    others, bound, better = [], None, list[Upgrade]()
     if not options.price:
         bound = answer_bound(found, asked)
         systems = [name for name in decoder_systems(found.cluster) if name not in (DEFAULT, found.plan.system)]
         with progress("comparing", len(systems), unit="systems") as advance:
             others = compare_decoders(found.model, found.cluster, asked, systems, advance)
+        if found.plan.system == DEFAULT:
+            better = _upgrades(found, asked, bound.answer_s, others)
     if options.json:
-        print(decoder_to_json(found, others, bound), end="")
+        print(decoder_to_json(found, others, bound, better), end="")
         return
     console.print(title, markup=False)
     print_decoder(console, found)
     if bound is not None:
         print_beside(console, found.plan, others, bound)
+        print_upgrades(console, bound.answer_s, better, " of the answer")
         assert found.plan.predicted is not None
         token_s = found.plan.predicted.token_s
         print_estimated(console, found.cluster, lambda device: device.decoder is not None, token_s, others)
+
+
+def _upgrades(
+    found: PricedDecoder, asked: TokenRequest, answer_s: float, others: Sequence[ComparedDecoder]
+) -> list[Upgrade]:
+    """Return what other clusters save of the answer."""
+
+    def again_s(other: Cluster) -> float:
+        plan = plan_decoder(DEFAULT, found.model, other, asked)
+        return answer_seconds(setting_of(found.model, other, plan), plan, asked)
+
+    tried = usual_changes(found.cluster, others)
+    with progress("trying other clusters", len(tried), unit="clusters") as advance:
+        return upgrades(answer_s, again_s, tried, advance)
 
 
 def _price(options: argparse.Namespace, cluster: Cluster) -> None:

@@ -18,6 +18,7 @@ from solver.plan.file import plan_to_price, planned_model, read_any_plan, read_p
 from solver.plan.plan import WIRES, Wire
 from solver.plan.segments import THROUGHPUT, SegmentPlan
 from solver.plan.writing import plan_to_json
+from solver.show.advice import Upgrade, upgrades, usual_changes
 from solver.show.network_facts import (
     PricedNetwork,
     compare_networks,
@@ -39,7 +40,7 @@ from solver.show.network_tables import (
     replicas_to_json,
 )
 from solver.show.pictures import check_map, check_picture, draw_winners, draws_map
-from solver.show.plan_tables import print_comparison, print_estimated
+from solver.show.plan_tables import print_comparison, print_estimated, print_upgrades
 from solver.show.schedule_table import print_schedule, schedule_rows, schedule_to_json
 from solver.show.titles import links, place, say_drawn
 from solver.systems import DEFAULT
@@ -177,14 +178,19 @@ def _show(options: argparse.Namespace, found: PricedNetwork) -> None:
     systems = [name for name in network_systems(found.cluster) if name not in (DEFAULT, found.plan.system)]
     with progress("comparing", len(systems), unit="systems") as advance:
         others = compare_networks(found.net, found.cluster, found.plan.wire, systems, advance)
-    bound = network_bounds(found)
+    bound, seconds, better = network_bounds(found), found.price.prediction.seconds, list[Upgrade]()
+    if found.plan.system == DEFAULT:
+        tried = usual_changes(found.cluster, others)
+        with progress("trying other clusters", len(tried), unit="clusters") as advance:
+            again_s = lambda other: plan_network(DEFAULT, found.net, other, found.plan.wire).predicted_s
+            better = upgrades(seconds, again_s, tried, advance)
     if options.json:
-        print(network_to_json(found, others, bound), end="")
+        print(network_to_json(found, others, bound, better), end="")
         return
     console.print(title, markup=False)
     print_network(console, found)
     print_comparison(console, found.plan, others, bound)
-    seconds = found.price.prediction.seconds
+    print_upgrades(console, seconds, better)
     print_estimated(console, found.cluster, lambda device: device.nodes is not None, seconds, others)
 
 

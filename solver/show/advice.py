@@ -19,8 +19,10 @@ from solver.schedule.encoders.cost import setting
 from solver.schedule.encoders.memory import holds_all
 from solver.schedule.encoders.stages import PricedPlan
 from solver.schedule.price import Price
+from solver.show.comparison import ComparedSystem
 from solver.systems import DEFAULT, plans_for
-from solver.systems.hepti import plan_hepti, solve_hepti
+from solver.systems.hepti import solve_hepti
+from solver.systems.named import ALONE
 
 LINKS_MBPS = (94, 940, 2350, 9400)  # what Ethernet of 0.1 to 10 Gbit/s carries of TCP
 WORTH = 0.005  # of the seconds: what an upgrade has to save to be told
@@ -132,28 +134,36 @@ def changes(spec: ModelSpec, cluster: Cluster, rows: int, solution: Solution | N
 
     The solution says which to try; where stages were faster there is none, but memory was scarce.
     """
-    return [*(_scarce(spec, cluster, rows) if solution is None else _limiting(cluster, solution))]
+    if solution is None:
+        return scarce_changes(cluster, np.flatnonzero(~holds_all(spec, cluster, rows)).tolist())
+    return [*_limiting(cluster, solution)]
+
+
+def usual_changes(cluster: Cluster, others: Sequence[ComparedSystem]) -> list[tuple[str, Cluster]]:
+    """Return the changes that may help a model that single devices, among `others`, hold alone or not."""
+    short = {other.system for other in others if other.lacks}
+    return scarce_changes(cluster, [rank for rank, name in enumerate(cluster.names) if f"{ALONE}{name}" in short])
+
+
+def scarce_changes(cluster: Cluster, lacking: Sequence[int]) -> list[tuple[str, Cluster]]:
+    """Return what may help whatever the model: memory on the fastest two that lack it, wider links, another board."""
+    fastest = sorted(lacking, key=lambda rank: -cluster.devices[rank].compute_flop_per_s)[:2]
+    more = [(f"1 GiB more on {cluster.devices[rank].name}", _with_more_memory(cluster, rank)) for rank in fastest]
+    return [*more, *_of_all(cluster)]
 
 
 def upgrades(
-    spec: ModelSpec, rows: int, plan: Plan, tried: Sequence[tuple[str, Cluster]], advance: Callable[[int], None]
-) -> list[Upgrade]:
-    """Return what changes save, each planned by hepti as `plan` was, the most first; `advance` gets 1 after each."""
+    seconds: float, planned_s: Callable[[Cluster], float], tried: Sequence[tuple[str, Cluster]],
+    advance: Callable[[int], None],
+) -> list[Upgrade]:  # fmt: skip
+    """Return what changes save of these seconds, each with a plan of its own, the most first; `advance` gets 1 each."""
     found = []
     for change, better in tried:
-        saved_s = plan.predicted_s - plan_hepti(spec, better, rows, plan.wire).predicted_s
-        if saved_s > WORTH * plan.predicted_s:
+        saved_s = seconds - planned_s(better)
+        if saved_s > WORTH * seconds:
             found.append(Upgrade(change, saved_s))
         advance(1)
     return sorted(found, key=lambda upgrade: -upgrade.saved_s)
-
-
-def _scarce(spec: ModelSpec, cluster: Cluster, rows: int) -> Iterator[tuple[str, Cluster]]:
-    """Yield what may help where memory is scarce: more of it on the fastest two that lack it, links, another board."""
-    lacking = np.flatnonzero(~holds_all(spec, cluster, rows)).tolist()
-    for rank in sorted(lacking, key=lambda rank: -cluster.devices[rank].compute_flop_per_s)[:2]:
-        yield f"1 GiB more on {cluster.devices[rank].name}", _with_more_memory(cluster, rank)
-    yield from _of_all(cluster)
 
 
 def _limiting(cluster: Cluster, solution: Solution) -> Iterator[tuple[str, Cluster]]:

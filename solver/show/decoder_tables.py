@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
@@ -20,7 +21,7 @@ from solver.model.kinds.part import KEY, KV
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.plan.writing import plan_table
 from solver.schedule.decoders.asked import TokenRequest
-from solver.show.advice import saved_at_most
+from solver.show.advice import Upgrade, saved_at_most
 from solver.show.comparison import ranked
 from solver.show.decoder_facts import AnswerBound, ComparedDecoder, PricedDecoder
 from solver.show.network_tables import bar, legend
@@ -116,7 +117,8 @@ def _devices(found: PricedDecoder, listed: Sequence[int]) -> Table:
 
 
 def decoder_to_json(
-    found: PricedDecoder, others: Sequence[ComparedDecoder] = (), bound: AnswerBound | None = None
+    found: PricedDecoder, others: Sequence[ComparedDecoder] = (), bound: AnswerBound | None = None,
+    upgrades: Sequence[Upgrade] = (),
 ) -> str:  # fmt: skip
     """Return the plan's table as JSON, with all that is printed of it."""
     table = plan_table(found.plan, found.model)
@@ -137,6 +139,7 @@ def decoder_to_json(
     if bound is not None:
         table["alternatives"] = [_entry(other) for other in others]
         table["bounds"] = {"answer_s": bound.answer_s, "answer_bound_s": bound.bound_s}
+        table["upgrades"] = [asdict(upgrade) for upgrade in upgrades]
     return json.dumps(table, indent=1) + "\n"
 
 

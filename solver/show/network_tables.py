@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
@@ -22,7 +23,7 @@ from solver.plan.segments import Segment, whole_parts
 from solver.plan.writing import plan_table
 from solver.schedule.networks.segment_steps import weights_of
 from solver.schedule.price import PricedStep
-from solver.show.advice import Bounds
+from solver.show.advice import Bounds, Upgrade
 from solver.show.comparison import ComparedSystem, ranked
 from solver.show.network_facts import PricedNetwork, work
 from solver.show.plan_tables import MOST_LISTED
@@ -152,7 +153,8 @@ def print_spent(console: Console, found: PricedNetwork) -> None:
 
 
 def network_to_json(
-    found: PricedNetwork, others: Sequence[ComparedSystem] = (), bound: Bounds | None = None
+    found: PricedNetwork, others: Sequence[ComparedSystem] = (), bound: Bounds | None = None,
+    upgrades: Sequence[Upgrade] = (),
 ) -> str:  # fmt: skip
     """Return the plan's table as JSON, with all that is printed of it."""
     table = plan_table(found.plan, found.net)
@@ -183,6 +185,7 @@ def network_to_json(
     if bound is not None:
         table["alternatives"] = [_entry(other) for other in others]
         table["bounds"] = {"compute_bound_s": bound.compute_s, "exchange_bound_s": bound.exchange_s}
+        table["upgrades"] = [asdict(upgrade) for upgrade in upgrades]
     return json.dumps(table, indent=1) + "\n"
 
 

@@ -120,11 +120,11 @@ def print_limits(console: Console, solution: Solution, limits: Sequence[Limit]) 
     )
 
 
-def print_upgrades(console: Console, plan: Plan, upgrades: Sequence[Upgrade]) -> None:
-    """Print what upgrades are worth."""
+def print_upgrades(console: Console, seconds: float, upgrades: Sequence[Upgrade], of: str = "") -> None:
+    """Print what upgrades save of these seconds; `of` says what they are, where it is no request."""
     for upgrade in upgrades:
-        part = upgrade.saved_s / plan.predicted_s
-        console.print(f"{upgrade.change} saves {_ms(upgrade.saved_s)} ({100 * part:.0f} %).")
+        part = upgrade.saved_s / seconds
+        console.print(f"{upgrade.change} saves {_ms(upgrade.saved_s)}{of} ({100 * part:.0f} %).")
 
 
 def print_estimated(

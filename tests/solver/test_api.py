@@ -95,6 +95,14 @@ def test_seconds_and_bytes_are_those_that_the_plan_predicts():
     assert make_plan("bert-base", "mixed4", rows=64, system="single:pi-1").bytes_on_wire == 2 * 64 * 768 * 4
 
 
+@pytest.mark.parametrize("kind", ["encoder", "network", "decoder"])
+def test_a_plan_is_proved_where_that_is_asked(kind):
+    (model, arguments), _ = ASKED[kind]
+
+    assert make_plan(model, "mixed4", **arguments, prove=99).proof == "proved: no plan saves more than 99 %"
+    assert made(kind).proof == ""
+
+
 def test_descriptions_do_as_well_as_names_and_paths(tmp_path):
     cluster, spec = find_cluster("mixed3"), named_model("bert-base", 2)
     weights = tmp_path / "bert.h5"
@@ -125,6 +133,8 @@ def test_what_cannot_be_planned_is_one_line(kept):
         ("bert-base", {"objective": "fame"}),
         ("bert-base", {"objective": "throughput", "system": "voltage"}),
         ("bert-base", {"rows": 5000}),
+        ("bert-base", {"prove": 0}),
+        ("bert-base", {"prove": 5, "system": "single"}),
         ("bert-base", {"rows": 0}),
         ("bert-base", {"rows": "12"}),
         ("bert-base", {"rows": 2.5}),

@@ -39,12 +39,14 @@ KINDS = {
     ),
     "network": Kind(
         ("--model", "resnet18"), zoo_graph("resnet18"),
-        ("resnet18, 49 nodes, 3.6 GFLOP", "940 Mbps", "conv1", "MFLOP", "ms for an image by hepti", "No plan beats"),
+        ("resnet18, 49 nodes, 3.6 GFLOP", "940 Mbps", "conv1", "MFLOP", "ms for an image by hepti", "No plan beats",
+         "saves"),
         ("single:pi-1",), "pi-1.memory_gib=0.17", ("step by step on pi-1", "pixels"),
     ),
     "language model": Kind(
         ("--model", "llama-3.2-1b", "--layers", "4"), named_decoder("llama-3.2-1b", 4),
-        ("llama-3.2-1b in int4, 4 layers", "940 Mbps", "columns", "words", "tokens a second", "room for 4096 tokens"),
+        ("llama-3.2-1b in int4, 4 layers", "940 Mbps", "columns", "words", "tokens a second", "room for 4096 tokens",
+         "of the answer"),
         ("single:pi-3", "megatron", "galaxy", "prima"), "pi-1.memory_gib=0.2",
         ("step by step on pi-1", "sum of attention", "sum of mlp", "candidates"),
     ),
@@ -88,6 +90,8 @@ def test_json_and_out_give_the_same_plan_that_fits_the_model(kind, path):
         assert table[key] == written[key]
     assert [device["device"] for device in table["per_device"]] == ["pi-0", "pi-1", "pi-2", "pi-3"]
     assert {other["system"] for other in table["alternatives"]} >= {*kind.others}
+    assert all(upgrade["saved_s"] > 0 for upgrade in table["upgrades"])
+    assert table["upgrades"]
 
 
 @pytest.mark.parametrize(("percent", "said"), [("99%", "proved: "), ("0.1", "not proved ")])
