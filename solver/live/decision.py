@@ -1,4 +1,4 @@
-"""What was decided about a plan that may change, as rank 0 carries it out, and as a person reads it."""
+"""Whether another plan is worth changing to; and what was decided, as rank 0 carries it out, and a person reads it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,28 @@ from typing import Any
 
 from solver.model.blocks import Cut
 from solver.plan.plan import BlockPlan, Plan
+
+# Of what a request takes, for which a plan changes. In the lab a device that a competitor had left kept 9 of 28 rows
+# where it was 6 %: for 5.8.
+LEAST_SAVED = 0.03
+
+
+def is_worth(before_s: float, after_s: float, times: float, moving_s: float, least: float = LEAST_SAVED) -> bool:
+    """Return whether another plan saves enough of a request, and more in all that follow than moving to it takes.
+
+    Parameters
+    ----------
+    before_s, after_s
+        Seconds of a request under the plan that runs, and under the other.
+    times
+        How many requests are expected to follow under the other.
+    moving_s
+        Seconds for which requests wait while ranks get what they lack.
+    least
+        What is enough, as a part.
+    """
+    saved_s = before_s - after_s
+    return saved_s > 0 and saved_s >= least * before_s and saved_s * times > moving_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -49,9 +49,9 @@ class TokenFollower(DeviceFollower[DecoderPlan]):
         solves: Executor, *, changes: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(cluster, plan, changes=changes)
-        self._model, self._asked, self._change_s = model, asked, change_s
+        self._model, self._asked, self.change_s = model, asked, change_s
         self._solves = solves
-        self._to_come = 0
+        self.to_come = 0
 
     def came(
         self, compute_s: Sequence[float], seconds: float, behind: int, to_come: int
@@ -60,7 +60,7 @@ class TokenFollower(DeviceFollower[DecoderPlan]):
 
         As `took`.
         """
-        self._to_come = to_come
+        self.to_come = to_come
         return self.took(compute_s, seconds, behind // STEP * STEP)
 
     def at_work(self, rank: int) -> bool:  # noqa: D102
@@ -76,7 +76,3 @@ class TokenFollower(DeviceFollower[DecoderPlan]):
 
     def sought(self, cluster: Cluster) -> Future[DecoderPlan]:  # noqa: D102
         return self._solves.submit(plan_hepti, self._model, cluster, self._asked)
-
-    def pays(self, saved_s: float) -> bool:
-        """Return whether the tokens to come make up for loading other shares."""
-        return saved_s * self._to_come > self._change_s

@@ -26,6 +26,7 @@ import numpy as np
 
 from solver.cluster.cluster import Cluster, Device, Link
 from solver.cluster.curves import Floats
+from solver.live.decision import is_worth
 from solver.live.observe import KEPT, NOISE, Cusum
 
 SLOWED = math.log(1.5) / 2  # of what a device computes: what is less is none that has slowed
@@ -33,7 +34,6 @@ SLOWLY = 0.002  # as a logarithm: by so much at most a unit changes what is usua
 # Of what a device computes: it rests while it waits, and seems twice as fast for a moment under a CPU quota. With this
 # sigma that adds nothing, and four times as fast is seen after two units.
 RESTED_NOISE, RETURN_DELAY = 0.436, 2
-LEAST_SAVED = 0.03  # of a unit's seconds, for which the plan changes
 AGAIN = 50  # units until a device that was left out is tried again
 IDLE_S = 1e-4  # less than this is as good as nothing
 SHORTEST = 1e-3  # of what exchanges were to take: they take something
@@ -108,6 +108,7 @@ class DeviceFollower(ABC, Generic[AnyPlan]):
     # Of the seconds of units, as logarithms: their standard deviation in a lab, and after how many the least change is
     # seen. What an image takes is longer by half then.
     noise, delay = NOISE, 3
+    to_come, change_s = math.inf, 0.0  # units that are expected, and seconds for which they wait for another plan
     unit: str  # what takes time: an image, a token
     shares: str  # what devices get more or less of
 
@@ -220,10 +221,6 @@ class DeviceFollower(ABC, Generic[AnyPlan]):
     def sought(self, cluster: Cluster) -> Future[AnyPlan]:
         """Seek the plan for devices as they are."""
 
-    def pays(self, saved_s: float) -> bool:
-        """Return whether so many seconds that a unit saves make up for the change."""
-        return True
-
     def _judged(
         self, changed: dict[int, float], recent: Floats, tried: Collection[int] = ()
     ) -> PlanChange[AnyPlan] | None:
@@ -265,7 +262,7 @@ class DeviceFollower(ABC, Generic[AnyPlan]):
         found, self._sought = sought.plan.result(), None
         before_s = sought.before_s
         after_s = before_s * self._total(sought.now, found) / self._total(sought.now, self.plan)
-        taken = self._changes and after_s < (1 - LEAST_SAVED) * before_s and self.pays(before_s - after_s)
+        taken = self._changes and is_worth(before_s, after_s, self.to_come, self.change_s)
         if taken:
             self.plan = found
             self._prices.clear()

@@ -19,7 +19,7 @@ import numpy as np
 from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import GIB, Cluster
 from solver.cluster.curves import Floats
-from solver.live.decision import Decision, shares
+from solver.live.decision import LEAST_SAVED, Decision, is_worth, shares
 from solver.live.drift import Drift
 from solver.live.first_plan import among
 from solver.live.observe import SLIGHT
@@ -40,9 +40,9 @@ SHIFT = math.log(1.15)  # how far a factor has to be from where the plan was sol
 MEMORY_SHIFT, SCARCE = 0.1, 1.5
 # Of a request's seconds: less is within what predictions err by. Four equal boards whose speeds seem to differ by 3 to
 # 4 %, as averages of unsteady requests do, have a plan that seems 4 to 5 % faster.
-# Half of that is enough where a device is half as fast again or slower, and where what runs was taken for a guess, and
-# would not have been for what is known now. In the lab a device that a competitor had left kept 9 of 28 rows for 5.8 %.
-LEAST_GAIN, CHANGED_GAIN = 0.06, 0.03
+# Half of that, `LEAST_SAVED`, is enough where a device is half as fast again or slower, and where what runs was taken
+# for a guess, and would not have been for what is known now.
+LEAST_GAIN = 0.06
 NAMED = 2  # changes in a decision's line: the largest
 # At least so many requests are expected to follow; of a change that has lasted longer, as many as it has.
 LEAST_HORIZON = 20
@@ -213,7 +213,7 @@ class Replanner:
     def _conclude(self, plan: Plan, before_s: float, aim: Plan | None, change: Change) -> Decision:
         """Decide whether a plan is taken; under what runs a request takes `before_s`."""
         now, short = change.now, self._short(change.now, self._held_bytes())
-        least_gain = LEAST_GAIN if change.lasted or (change.shifted and change.moved < SLIGHT) else CHANGED_GAIN
+        least_gain = LEAST_GAIN if change.lasted or (change.shifted and change.moved < SLIGHT) else LEAST_SAVED
         taken = (self._is_worth(plan, before_s, least_gain) or bool(short)) and self._fits(plan, now)
         if aim is not None:
             aim_s, aim_fits = self._seconds(now, aim), self._fits(aim, now)
@@ -233,7 +233,8 @@ class Replanner:
 
     def _is_worth(self, plan: Plan, before_s: float, least_gain: float = LEAST_GAIN) -> bool:
         """Return whether a plan saves enough, and more than moving to it takes."""
-        return plan.predicted_s <= (1 - least_gain) * before_s and self._net_s(plan, before_s) > 0
+        times = self.horizon - self._meanwhile(plan, before_s)
+        return is_worth(before_s, plan.predicted_s, times, self.moving_s(plan), least_gain)
 
     def _nearest(self, factors: Floats) -> tuple[float, Solution] | None:
         """Return how far from some factors the nearest were for which there is a solution, and that one."""
@@ -317,18 +318,11 @@ class Replanner:
         equal = rows_plan("hepti", self._spec, now, self.plan.rows, [1.0] * crew.size)
         return among(replace(equal, wire=self.plan.wire), now, crew)
 
-    def _net_s(self, plan: Plan, before_s: float) -> float:
-        """Return what a plan saves over the requests that are expected, less what moving to it takes.
-
-        Requests wait for it at most one layer's time each, and run under the old plan until it is done.
-        """
-        requests = self.horizon - self._meanwhile(plan, before_s)
-        return requests * (before_s - plan.predicted_s) - self.moving_s(plan)
-
     def _meanwhile(self, plan: Plan, before_s: float) -> float:
         """Return how many requests pass until ranks have what they lack for a plan.
 
-        A rank that computes works on it for a layer's time after every request; one without a share all the time.
+        They run under the old plan. A rank that computes works on it for a layer's time after every request; one
+        without a share all the time.
         """
         active = self._active()
         return max(
