@@ -16,7 +16,7 @@ from launch.lab.agent import on_host
 from launch.lab.lab import Lab, lab_name, load_lab, plan_lab, running
 from launch.lab.up import brought_up
 from launch.start.hostfile import read_hostfile
-from launch.start.mpirun import mpirun_command, need_mpirun
+from launch.start.mpirun import mpirun_command, mpirun_environment, need_mpirun
 from solver.cluster.named import find_cluster
 
 ALONE_S = 600.0  # at most for a program on one host
@@ -80,7 +80,7 @@ def hosts_stage(hostfile: Path) -> BenchHosts:
 
     def mpirun(program: Sequence[str], log: Path) -> int:
         command = mpirun_command(len(hosts), len(hosts), hostfile, None, program)
-        code = shell.wait(shell.start_logged(command, shell.environment(), log))
+        code = shell.wait(shell.start_logged(command, mpirun_environment(), log))
         return 1 if code is None else code
 
     return BenchHosts(hostfile.stem, hosts, mpirun, partial(_alone, hosts))

@@ -40,9 +40,9 @@ def run_job(called: str, place: StartPlace, program: Sequence[str]) -> int:
     HeptiError
         If there is no mpirun, or no host of a name.
     """
-    environment = mpirun_environment()
     mpirun = need_mpirun()
-    environment |= {CALLED: called, JOB_OF: str(os.getpid())}
+    agent = Path(place.agent) if place.agent else None
+    environment = mpirun_environment(agent) | {CALLED: called, JOB_OF: str(os.getpid())}
     check_room(Path(environment.get("TMPDIR") or "/tmp"))
     with tempfile.TemporaryDirectory(prefix="hepti-") as folder:
         hostfile = place.hostfile
@@ -51,7 +51,6 @@ def run_job(called: str, place: StartPlace, program: Sequence[str]) -> int:
             hostfile = Path(folder) / "hosts"
             hostfile.write_text(text)
         passed = [word for name in (CALLED, JOB_OF) for word in ("-x", name)]
-        agent = Path(place.agent) if place.agent else None
         command = mpirun_command(place.ranks, max(len(place.hosts), 1), hostfile, agent, [*passed, *program])
         # By its whole path: so it looks for its own parts at the same path on the other hosts.
         job = MpirunJob(called, [mpirun, *command[1:]], environment)

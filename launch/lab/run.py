@@ -16,7 +16,7 @@ from launch.lab.agent import RUN, on_host
 from launch.lab.down import machine_cgroups, processes, sweep, sweep_dead_runs
 from launch.lab.lab import Host, Lab, load_lab
 from launch.lab.limits import Cgroups, kills_file, parse_kills
-from launch.start.mpirun import mpirun_command, need_mpirun
+from launch.start.mpirun import mpirun_command, mpirun_environment, need_mpirun
 from solver.base.errors import HeptiError
 from solver.base.stopping import handled_by
 from solver.cluster.cluster import GIB
@@ -42,7 +42,7 @@ def run(lab: Lab, ranks: int, program: Sequence[str], log: Path | None = None) -
     if not program:
         raise HeptiError(f"nothing to run: hepti lab run {lab.name} -- python -m hepti_mpi …")
     need_mpirun()
-    environment = shell.environment()
+    environment = mpirun_environment(lab.agent)
     if shutil.which(program[0], path=environment["PATH"]) is None:
         raise HeptiError(f"there is no program {program[0]}, which the hosts of {lab.name} are to run")
     cgroups = machine_cgroups()

@@ -55,10 +55,15 @@ def hostfile_text(names: Sequence[str]) -> str:
     return "".join(f"{name} slots=1\n" for name in names)
 
 
-def mpirun_environment() -> dict[str, str]:
-    """Return our environment for an mpirun that we start: the line says where ranks go, and no setting else."""
+def mpirun_environment(agent: Path | None = None) -> dict[str, str]:
+    """Return our environment for an mpirun that we start: the line says where ranks go, and no setting else.
+
+    mpirun would hand ssh's options to an agent in its place, too, as words before the host.
+    """
     environment = {name: value for name, value in shell.environment().items() if name not in IN_THE_WAY}
     environment.setdefault(*SSH_OPTIONS)
+    if agent is not None:
+        del environment[SSH_OPTIONS[0]]
     return environment
 
 

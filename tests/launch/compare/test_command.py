@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from launch.__main__ import main
+from launch.base import shell
 from launch.compare.model import bench_model
 from launch.compare.stage import hosts_stage
-from launch.start.mpirun import mpirun_command
+from launch.start.mpirun import IN_THE_WAY, SSH_OPTIONS, mpirun_command
 from solver.base.errors import HeptiError
 from tests.kit import refusals
 
@@ -76,6 +77,21 @@ def test_hosts_of_a_hostfile_have_one_rank_each(tmp_path):
     stage = hosts_stage(path)
 
     assert (stage.name, stage.hosts) == ("pis", ("pi-0", "pi-1"))
+
+
+def test_hosts_of_a_hostfile_are_reached_as_every_other_job_reaches_them(tmp_path, monkeypatch):
+    """Where ssh would ask for a password it fails, and what README sets for one machine is not passed on."""
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\nenv\n")
+    mpirun.chmod(0o755)
+    told = {**os.environ, IN_THE_WAY[0]: ":oversubscribe", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    monkeypatch.setattr(shell, "environment", lambda: told)
+    (tmp_path / "pis").write_text("pi-0\npi-1\n")
+
+    assert hosts_stage(tmp_path / "pis").mpirun(["hostname"], tmp_path / "log") == 0
+    log = (tmp_path / "log").read_text()
+    assert "=".join(SSH_OPTIONS) in log
+    assert IN_THE_WAY[0] not in log
 
 
 def test_a_program_runs_on_this_host_without_ssh_where_it_would_under_mpirun(tmp_path):

@@ -75,6 +75,13 @@ def test_what_readme_sets_for_one_machine_is_not_in_the_way_of_hosts(monkeypatch
     assert "BatchMode=yes" in mpirun_environment()[name]
 
 
+def test_an_agent_in_the_place_of_ssh_gets_none_of_its_options(monkeypatch):
+    name, _ = SSH_OPTIONS
+    monkeypatch.setenv(name, "-p 2222")
+
+    assert name not in mpirun_environment(Path("/agent"))
+
+
 @pytest.mark.parametrize(
     ("written", "host"),
     [
