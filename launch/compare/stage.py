@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 
 from launch.base import shell
-from launch.doctor.ask import remote
 from launch.lab import run as lab_run
 from launch.lab.agent import on_host
 from launch.lab.lab import Lab, lab_name, load_lab, plan_lab, running
 from launch.lab.up import brought_up
 from launch.start.hostfile import read_hostfile
 from launch.start.mpirun import mpirun_command, mpirun_environment, need_mpirun
+from launch.start.reach import remote
 from solver.cluster.named import find_cluster
 
 ALONE_S = 600.0  # at most for a program on one host

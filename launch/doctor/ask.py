@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,16 +12,13 @@ from typing import TypeVar
 from launch.base import shell
 from launch.base.json_output import printed
 from launch.doctor.findings import HostAnswer
+from launch.start.reach import FAILED, SSH, remote
 from solver.base.errors import HeptiError
 
 T = TypeVar("T")
-CONNECT_S = 5
 ANSWER_S = 60.0
 # The host's own limit for a trial of onnxruntime is 120 s.
 TRIAL_S = 150.0
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}")  # after it -- and a host
-# What ssh itself exits with when it does not get through.
-SSH_FAILED = 255
 # Begins our output, after whatever the host's .bashrc says.
 MARK = "hepti-doctor"
 PROBE = Path(__file__).with_name("probe.py")
@@ -58,7 +54,7 @@ def look_at(host: str, python: str, agent: str) -> HostAnswer:
         f"exec {shlex.quote(python)} -"
     )
     code, out, error = shell.attempt(remote(host, agent, script), ANSWER_S, stdin=PROBE.read_text())
-    if code in (SSH_FAILED, 124):
+    if code in (FAILED, 124):
         return HostAnswer(host, reached=False, error=_last_line(error))
     mpi, daemon, facts = (out.partition(f"{MARK}\n")[2] + "\n\n").split("\n", 2)
     answer = HostAnswer(host, reached=True, error=_last_line(error) or f"exit code {code}", mpi=mpi, daemon=daemon)
@@ -78,15 +74,6 @@ def ask_pairs(hosts: Sequence[str], agent: str) -> dict[str, list[str]]:
     )
     answers = _on_each(hosts, lambda host: shell.attempt(remote(host, agent, f"{tries} wait"), ANSWER_S)[1].split())
     return dict(zip(hosts, answers, strict=True))
-
-
-def remote(host: str, agent: str, script: str) -> list[str]:
-    """Return the command that runs a shell script on a host; on this one without ssh, as mpirun does."""
-    if agent:
-        return [agent, host, script]
-    if host in (socket.gethostname(), "localhost"):
-        return ["bash", "-c", script]
-    return [*SSH, "--", host, script]
 
 
 def _with_kernels(answer: HostAnswer, python: str, agent: str) -> HostAnswer:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from launch.base import shell
 from launch.base.tables import show
-from launch.doctor.ask import ask_all, ask_pairs, remote
+from launch.doctor.ask import ask_all, ask_pairs
 from launch.doctor.findings import Finding, HostAnswer, examine, examine_hostfile, examine_pairs, out_of_reach
 from launch.start.hostfile import HostfileEntry, read_hostfile, split_hosts
 from launch.start.mpirun import hostfile_text
+from launch.start.reach import remote
 from solver.base.clock import at_scale
 from solver.base.command import check_path
 from solver.base.errors import HeptiError

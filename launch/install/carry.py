@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.base.shell import carry
-from launch.doctor.ask import remote
 from launch.install.boards import LookedAt, install_script, look_script, looked_at, receive_script, size_script
 from launch.install.model import HELD, OTHER, PushedModel
 from launch.install.screen import MB, BoardScreen, sent
@@ -31,6 +30,7 @@ from launch.install.wheels import (
     least_python,
     to_install,
 )
+from launch.start.reach import remote
 from solver.base.cache import cache_folder
 from solver.base.command import whole_file
 from solver.base.errors import HeptiError

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launch.base.tables import show
-from launch.doctor.ask import remote
 from launch.doctor.command import add_hosts, asked_hosts, check_hosts, report, show_findings
 from launch.install.boards import LookedAt, install_script, receive_script
 from launch.install.carry import Board, install, look_at, pack, wheels_folder
 from launch.install.model import PushedModel, read_model
 from launch.install.screen import MB, BoardScreen
 from launch.install.wheels import WheelSet, fetch_command, groups
+from launch.start.reach import remote
 from solver.base.errors import HeptiError, explained
 from solver.base.phrases import counted
 

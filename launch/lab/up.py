@@ -47,6 +47,7 @@ from launch.lab.links import connect_command, latency_commands, network_commands
 from launch.lab.measure import calibrate, core_speed, throughput
 from launch.lab.ssh import key_commands, known_hosts, ssh_config, sshd_command, sshd_config
 from launch.start.mpirun import SOCKET_BUFFER, hostfile_text
+from launch.start.reach import SSH
 from solver.base.errors import HeptiError, explained
 from solver.cluster.cluster import GIB
 
@@ -409,7 +410,7 @@ def _start_ssh(lab: Lab) -> None:
     for host in lab.hosts:
         _start_sshd(lab, host)
     for host in lab.hosts:
-        shell.run(on_host(lab, lab.hosts[0], ["ssh", "-o", "BatchMode=yes", host.name, "true"]))
+        shell.run(on_host(lab, lab.hosts[0], [*SSH, "--", host.name, "true"]))
 
 
 def _start_sshd(lab: Lab, host: Host) -> None:

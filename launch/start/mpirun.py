@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launch.base import shell
 from launch.base.shell import Command
+from launch.start.reach import OPTIONS
 from solver.base.environment import install
 from solver.base.errors import HeptiError
 
@@ -25,8 +26,7 @@ EXCHANGE_SETTINGS = {
     # A waiting rank that spins eats the quota, or the heat budget, that it will need.
     "mpi_yield_when_idle": "1",
 }
-# A host that is off is found out in seconds, and nobody is asked for a password in the midst of a start.
-SSH_OPTIONS = ("PRTE_MCA_plm_ssh_args", "-o BatchMode=yes -o ConnectTimeout=5")
+SSH_OPTIONS = ("PRTE_MCA_plm_ssh_args", " ".join(OPTIONS))
 # The settings of README for one machine: on hosts they would put all ranks on the first.
 IN_THE_WAY = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe")
 

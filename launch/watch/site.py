@@ -7,7 +7,6 @@ the service runs on: a host whose cable is cut is silent.
 from __future__ import annotations
 
 import shlex
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from launch.base.shell import Command
 from launch.start.mpirun import mpirun_command
+from launch.start.reach import SSH, is_here
 from launch.watch.agent import MARK
 
 AGENT = Path(__file__).with_name("agent.py")
@@ -22,7 +22,6 @@ AGENT = Path(__file__).with_name("agent.py")
 BARE = ("-I", "-S")
 # Reads its program from standard input, as long as it is told, and leaves there what comes after it.
 BOOT = "import os\ns=b''\nwhile len(s)<{0}:\n c=os.read(0,{0}-len(s))\n if not c:raise SystemExit\n s+=c\nexec(s)"
-SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +77,11 @@ class Site:
         Its log-in is shared, by a socket in the folder.
         """
         words = [service, token, sys.executable, str(self.ranks if self.alone else 1)]
-        if self.alone or (not self.enter and board in _own_names()):
+        if self.alone or (not self.enter and is_here(board)):
             return [sys.executable, *BARE, str(AGENT), *words], b""
         program = AGENT.read_bytes()
         far = ["python3", *BARE, "-u", "-c", BOOT.format(len(program)), *words]
-        return [*self.enter, *SSH, "-o", "ControlMaster=auto", *shared(folder), board, shlex.join(far)], program
+        return [*self.enter, *SSH, "-o", "ControlMaster=auto", *shared(folder), "--", board, shlex.join(far)], program
 
 
 def shared(folder: Path) -> Command:
@@ -91,8 +90,3 @@ def shared(folder: Path) -> Command:
     Where there is no agent, ssh logs in itself.
     """
     return ["-o", f"ControlPath={folder}/%C"]
-
-
-def _own_names() -> set[str]:
-    name = socket.gethostname()
-    return {"localhost", "127.0.0.1", name, name.partition(".")[0]}

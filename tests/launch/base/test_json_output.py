@@ -11,6 +11,7 @@ from launch.bench import shift as bench_shift
 from launch.compare.results import Samples
 from launch.doctor import ask as doctor_ask
 from launch.doctor.findings import examine
+from launch.start.reach import remote
 from solver.base.errors import HeptiError
 from tests.kit.complaints import complaint
 
@@ -91,7 +92,7 @@ def test_hosts_stand_behind_the_dashes_that_end_sshs_options(monkeypatch):
     monkeypatch.setattr(doctor_ask.shell, "attempt", lambda command, *_: (0, scripts.append(command[-1]) or "", ""))
     doctor_ask.ask_pairs(["pi-1", "pi-2"], "agent")
 
-    assert doctor_ask.remote("pi-1", "", "true")[-3:] == ["--", "pi-1", "true"]
+    assert remote("pi-1", "", "true")[-3:] == ["--", "pi-1", "true"]
     assert len(scripts) == 2
     assert all(" -- pi-1 true " in script and " -- pi-2 true " in script for script in scripts)
 

@@ -1,11 +1,13 @@
 """Hostfiles and mpirun lines."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from launch.start.hostfile import HostfileEntry, clean_lines, read_hostfile
 from launch.start.mpirun import IN_THE_WAY, SSH_OPTIONS, hostfile_text, mpirun_command, mpirun_environment
+from launch.start.reach import is_here
 from solver.base.errors import HeptiError
 from tests.kit.complaints import complaints
 
@@ -80,6 +82,13 @@ def test_an_agent_in_the_place_of_ssh_gets_none_of_its_options(monkeypatch):
     monkeypatch.setenv(name, "-p 2222")
 
     assert name not in mpirun_environment(Path("/agent"))
+
+
+def test_this_machine_is_itself_by_all_its_names():
+    name = socket.gethostname()
+
+    assert all(is_here(host) for host in (name, name.partition(".")[0], "localhost", "127.0.0.1"))
+    assert not is_here(f"{name}-2")
 
 
 @pytest.mark.parametrize(
