@@ -21,12 +21,13 @@ import numpy as np
 from launch.base import shell
 from launch.base.json_output import written
 from launch.bench.decode_peers import LETTERS, RUN_S, Answered, Task, answered
-from launch.compare.compare import last_words, versions
+from launch.compare.compare import versions
 from launch.compare.model import BenchDecoder
 from launch.compare.results import quartiles
 from launch.lab import run as lab_run
 from launch.lab.agent import on_host
 from launch.lab.lab import Host, Lab
+from launch.start.last_words import why_ended
 from solver.base.errors import HeptiError, explained
 from solver.cluster.cluster import read_cluster, write_cluster
 from solver.model.decoder import Decoder
@@ -81,7 +82,7 @@ class Ours:
             code = lab_run.run(self.lab, len(self.hosts), program, log)
             said = log.read_text(errors="replace")
         if code:
-            raise HeptiError(last_words(said, code))
+            raise HeptiError(why_ended(said, code))
         with explained("hepti_mpi generate left an unusable report", (KeyError, TypeError)):
             found = written(report, "hepti_mpi generate")
             self.predicted = found["predicted"] or {}

@@ -13,7 +13,6 @@ from launch.base.plot import PlottedCurve, draw
 from launch.base.tables import show, tell
 from launch.bench.decode import SINGLE, Ours, Rival, compete, fastest, report_facts, row_name, tasks
 from launch.bench.decode_peers import MODES, Dllama, LlamaCpp
-from launch.compare.compare import last_words
 from launch.compare.model import BenchDecoder, bench_decoder, exported
 from launch.compare.show import Cells
 from launch.compare.stage import host_count, lab_of
@@ -22,6 +21,7 @@ from launch.lab import run as lab_run
 from launch.lab.lab import Lab
 from launch.lab.up import require_tools
 from launch.single.command import RUNTIMES
+from launch.start.last_words import why_ended
 from solver.base.clock import at_scale
 from solver.base.errors import HeptiError
 from solver.base.phrases import counted, did_you_mean, mbps
@@ -155,7 +155,7 @@ def _profile(lab: Lab, model: BenchDecoder, files: Path) -> Path:
     path, log = files / "profile.toml", files / "profile.log"
     program = [sys.executable, "-m", "hepti_mpi", "profile", "--model", str(model.path), "--out", str(path)]
     if code := lab_run.run(lab, len(lab.hosts), program, log):
-        raise HeptiError(last_words(log.read_text(errors="replace"), code))
+        raise HeptiError(why_ended(log.read_text(errors="replace"), code))
     return path
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from launch.base import shell
 from launch.base.json_output import printed
 from launch.compare.checkout import HERE, in_checkout
-from launch.compare.compare import last_words
 from launch.lab.agent import on_host
 from launch.lab.lab import Host, Lab
+from launch.start.last_words import why_ended
 from solver.base.errors import HeptiError, explained
 
 PORT = 9990
@@ -107,7 +107,7 @@ class Dllama:
         with self._workers(others, turbo, files):
             code, out, error = shell.attempt(on_host(self.lab, root, command), RUN_S / self.lab.scale)
         if code or "Critical error" in out:
-            raise HeptiError(last_words(_complaint(out) or error or out, code))
+            raise HeptiError(why_ended(_complaint(out) or error or out, code, program="dllama"))
         return [parse_dllama(out, self.lab.scale)]
 
     @contextmanager
@@ -152,7 +152,7 @@ def parse_dllama(output: str, scale: float) -> Answered:
     """
     summary, lines = SUMMARY.search(output), PREDICTED.findall(output)
     if summary is None or len(lines) < 2:
-        raise HeptiError(f"dllama printed no times: {last_words(output, 0)}")
+        raise HeptiError(f"dllama printed no times: {why_ended(output, 0, program='dllama')}")
     evaluated, evaluation_ms, predicted, prediction_ms = (float(word) for word in summary.groups())
     prompt_s, all_s = (ms / 1e3 * scale for ms in (evaluated * evaluation_ms, predicted * prediction_ms))
     first_s = sum(map(int, lines[0][:2])) / 1e3 * scale
@@ -190,7 +190,7 @@ class LlamaCpp:
         command = on_host(self.lab, self.host, in_checkout(HERE, program))
         code, out, error = shell.attempt(command, RUN_S / self.lab.scale)
         if code:
-            raise HeptiError(last_words(error, code))
+            raise HeptiError(why_ended(error, code, program="launch.single.on_llamacpp"))
         with explained("launch.single.on_llamacpp", (KeyError, TypeError)):
             said = printed(out, "launch.single.on_llamacpp")
             self.versions["llama-cpp-python"] = said["version"]

@@ -25,6 +25,7 @@ from launch.compare.networks import beside_best_single, planned_networks, whole_
 from launch.compare.results import Samples, ranked, result
 from launch.compare.show import variant
 from launch.compare.stage import BenchHosts
+from launch.start.last_words import why_ended
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster, read_cluster
 from solver.model.spec import TextInput
@@ -220,7 +221,7 @@ def _run(
         program += ["--backend", kernels.backend, "--precision", kernels.precision]
         code, output, errors = stage.alone(entrant.host, [sys.executable, "-m", *program])
         if code:
-            raise HeptiError(last_words(errors, code))
+            raise HeptiError(why_ended(errors, code, program="launch.single"))
         return samples.add_alone(output)
     plan, report = files.with_suffix(".plan.json"), files.with_suffix(".report.json")
     if isinstance(entrant.plan, Plan) and not entrant.plan_json:
@@ -254,24 +255,13 @@ def _asked(model: AnyModel, contest: Contest, files: Path) -> list[str]:
 def _mpirun(stage: BenchHosts, program: Sequence[str], log: Path, checkout: Path | None = None) -> None:
     code = stage.mpirun(in_checkout(checkout, [sys.executable, "-m", "hepti_mpi", *program]), log)
     if code:
-        raise HeptiError(last_words(log.read_text(errors="replace"), code))
+        raise HeptiError(why_ended(log.read_text(errors="replace"), code, stage.hosts))
 
 
 def _kernel_words(kernels: Kernels) -> list[str]:
     # float32 is the default of every version.
     precision = [] if kernels.precision == "float32" else ["--precision", kernels.precision]
     return ["--backend", kernels.backend, *precision]
-
-
-def last_words(text: str, code: int) -> str:
-    """Return why a program ended: its own complaint, or else its last line."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    own = [line for line in lines if line.startswith("python -m ")]
-    if own:
-        return own[0].partition(": ")[2]
-    if code in (-9, 137):
-        return "was killed: it broke its memory cap"
-    return lines[-1] if lines else f"exit code {code}"
 
 
 def versions() -> Mapping[str, str]:

@@ -16,8 +16,8 @@ from launch.base import shell
 from launch.front.places import StartPlace
 from launch.front.sieve import ERRORS, OUTPUT, Sieve
 from launch.start.hostfile import clean_lines
-from launch.start.last_words import reasons
-from launch.start.mpirun import hostfile_text, how_it_ended, mpirun_command, mpirun_environment, need_mpirun
+from launch.start.last_words import why_ended
+from launch.start.mpirun import hostfile_text, mpirun_command, mpirun_environment, need_mpirun
 from solver.base.cache import cache_folder
 from solver.base.errors import HeptiError, explained
 from solver.base.front import CALLED, JOB_OF
@@ -157,7 +157,7 @@ class MpirunJob:
             self._forget()
             raise
         said = self._log.read_text(errors="replace") if self._log else ""
-        reason = trouble or next(reasons(said), how_it_ended(code))
+        reason = trouble or why_ended(said, code)
         if said:
             self._say(f"{reason} ({self._log} has all that mpirun said)")
         else:

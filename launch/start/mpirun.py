@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from launch.base import shell
@@ -29,25 +27,6 @@ EXCHANGE_SETTINGS = {
 SSH_OPTIONS = ("PRTE_MCA_plm_ssh_args", " ".join(OPTIONS))
 # The settings of README for one machine: on hosts they would put all ranks on the first.
 IN_THE_WAY = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe")
-
-
-def how_it_ended(code: int) -> str:
-    """Say what mpirun's exit code tells by itself: below 0 a signal ended mpirun, above 128 a rank.
-
-    Open MPI 5.0.11 loses the line that names the rank where it is killed in MPI_Init, in 10 of 20 ends.
-    """
-    if code < 0:
-        return f"mpirun was ended by {signal_name(-code)}"
-    if code - 128 in signal.valid_signals():
-        return f"a rank was ended by {signal_name(code - 128)}"
-    return f"mpirun ended with exit code {code}"
-
-
-def signal_name(number: int) -> str:
-    """Return a signal as people know it."""
-    with suppress(ValueError):
-        return f"signal {number} ({signal.Signals(number).name})"
-    return f"signal {number}"
 
 
 def hostfile_text(names: Sequence[str]) -> str:

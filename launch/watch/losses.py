@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from launch.start.mpirun import signal_name
+from launch.start.last_words import signal_name
 from launch.watch.boards import WatchedBoard, silence
 from launch.watch.ranks import END_S, RankJob
 from launch.watch.timing import Timing

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -14,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from launch.base import shell
-from launch.start.last_words import reasons
-from launch.start.mpirun import how_it_ended, mpirun_environment, signal_name
+from launch.start.last_words import blamed_host, killed_rank, why_ended
+from launch.start.mpirun import mpirun_environment
 
 # Of what mpirun and the ranks say, so many lines may tell why they ended.
 LAST_WORDS = 60
@@ -24,12 +23,6 @@ END_S = 3.0
 POLL_S = 0.05
 WORDS_S = 0.3  # mpirun's last words come before it ends: they are there already, unless others hold its streams
 BAD_INPUT = 2
-OURS = "python -m hepti_mpi"  # how lines of ranks begin
-# What mpirun says, across the lines that it breaks: of a rank that a signal ended, of a host that it lost, and of one
-# where its own daemon did not start.
-SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
-UNREACHED = re.compile(r"lost communication with a remote daemon.*?Remote daemon: \S+ on node (\S+)")
-UNSTARTED = re.compile(r"daemon failed to report back.*?Remote host: (\S+)")
 
 
 class RankJob:
@@ -101,35 +94,17 @@ class RankJob:
 
     def signalled(self) -> str | None:
         """Say which rank was ended by a signal, as far as mpirun has said so."""
-        found = SIGNALLED.search(self._said())
-        if found is None:
-            return None
-        rank, node, number = found.groups()
-        board = self.boards[int(rank)] if int(rank) < len(self.boards) else node
-        return f"rank {rank} on {board} was ended by {signal_name(int(number))}"
+        return killed_rank(self._said(), self.boards)
 
     @property
     def blamed(self) -> str | None:
         """The board that mpirun says it lost, or could not start on."""
-        found = UNREACHED.search(self._said()) or UNSTARTED.search(self._said())
-        return found[1] if found and found[1] in self.boards else None
+        found = blamed_host(self._said())
+        return found if found in self.boards else None
 
     def words(self) -> str:
         """Say in one line why it ended, in its own words as far as there are any."""
-        if signalled := self.signalled():
-            return signalled
-        if found := UNREACHED.search(self._said()):
-            return f"mpirun lost {found[1]}"
-        if found := UNSTARTED.search(self._said()):
-            return f"mpirun's daemon did not start on {found[1]}"
-        code = self.code or 0
-        ours = [line.partition(OURS)[2].partition(": ")[2] or line for line in self._words if OURS in line]
-        if code < 0:
-            return how_it_ended(code)
-        if ours:
-            return " ".join(ours[-1].split())
-        others = "".join(line for line in self._words if not line.startswith("note: "))
-        return next(reasons(others), how_it_ended(code))
+        return why_ended(self._said(), self.code or 0, self.boards)
 
     async def end(self, *, hard: bool) -> None:
         """End mpirun: `hard` where it would wait for boards that do not answer, else in order, so that it cleans up."""
@@ -144,7 +119,7 @@ class RankJob:
         self._listening.cancel()
 
     def _said(self) -> str:
-        return " ".join(" ".join(line.split()) for line in self._words)
+        return "".join(self._words)
 
     async def _listen(self) -> None:
         assert self._process.stderr is not None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.start.last_words import reasons
+from launch.start.last_words import why_ended
 
 LONG, SHORT = "-" * 74 + "\n", "-" * 60 + "\n"
 
@@ -22,8 +22,8 @@ LONG, SHORT = "-" * 74 + "\n", "-" * 60 + "\n"
     ids=["frame", "facts", "ours", "killed", "aborted"],
 )
 def test_the_likeliest_reason_is_one_line(said, kept):
-    kept(next(reasons(said)))
+    kept(why_ended(said, 1))
 
 
-def test_without_a_word_there_is_no_reason():
-    assert list(reasons("")) == []
+def test_without_a_word_its_exit_code_is_the_reason(kept):
+    kept(f"{why_ended('', 3)}\n{why_ended('', 137)}\n{why_ended('', -9, program='launch.single')}")
