@@ -343,8 +343,8 @@ class Ranks:
         def program(part: PassShape) -> Program:
             return Program(self.share, part, self._group, self._direct, self._coding)
 
-        stages = len(self.share.passes.plan.stages)
-        return InFlight(shape, stages, program) if stages > 1 and shape.sequences > 1 else program(shape)
+        parts = self.share.passes.plan.in_flight(shape.sequences)
+        return InFlight(shape, parts, program) if len(parts) > 1 else program(shape)
 
     def _pass(self, shape: PassShape) -> Program | InFlight:
         """Return the pass of a shape, made where it is not among the last ones."""

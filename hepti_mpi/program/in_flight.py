@@ -9,7 +9,7 @@ import numpy as np
 
 from hepti_mpi.program.program import PassShape, Program
 from solver.base.arrays import Array
-from solver.base.spans import Span, tiles
+from solver.base.spans import Span
 
 
 class InFlight:
@@ -21,16 +21,16 @@ class InFlight:
     ----------
     shape
         Of all.
-    stages
-        How many there are.
+    parts
+        Which of them go together.
     program
         Makes the program of a part.
     """
 
-    def __init__(self, shape: PassShape, stages: int, program: Callable[[PassShape], Program]) -> None:
+    def __init__(self, shape: PassShape, parts: Sequence[Span], program: Callable[[PassShape], Program]) -> None:
         each = shape.chosen // shape.sequences
         self._parts: list[tuple[Span, Program]] = []
-        for some in tiles(Span(0, shape.sequences), -(-shape.sequences // stages)):
+        for some in parts:
             part = replace(shape, first=shape.first + some.start, sequences=some.size, chosen=each * some.size)
             self._parts.append((some, program(part)))
         self._each = each

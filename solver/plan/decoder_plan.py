@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from solver.base.errors import HeptiError, InfeasiblePlanError
-from solver.base.spans import Partition, Span
+from solver.base.spans import Partition, Span, tiles
 from solver.model.blocks import BlockKind, one_of, parts_of, tensors_of, total_of
 from solver.model.decoder import Decoder
 from solver.model.kinds.attention import CACHES
@@ -188,6 +188,10 @@ class DecoderPlan:
         embedding = self.embedding and self.embedding.taking
         ends = self.words.taking, self.hidden, embedding
         return stages, ends, self.two_steps_from, self.rows_from, self.sequences
+
+    def in_flight(self, sequences: int) -> list[Span]:
+        """Return which sequences go through the stages together in a token's pass: in as many parts as stages are."""
+        return list(tiles(Span(0, sequences), -(-sequences // len(self.stages))))
 
     def check(self, model: Decoder, ranks: int) -> None:
         """Refuse a plan that does not fit a model and a number of ranks.

@@ -13,7 +13,7 @@ from hepti_mpi.program.share import Share
 from solver.base.spans import Partition, largest_remainder
 from solver.model.kinds.part import FFN, HEAD
 from solver.plan.plan import Wire
-from solver.schedule.decoders.cost import price_pass, setting_of
+from solver.schedule.decoders.cost import price_pass, price_token, setting_of
 from solver.schedule.decoders.memory import chunk_numbers
 from solver.schedule.decoders.passes import DecoderPasses
 from tests import sweeps
@@ -224,6 +224,27 @@ def test_bytes_that_are_sent_are_those_that_were_priced(wire, stages, rows, cuts
 
     at_work = sorted({rank for stage in plan.stages for rank in stage.ranks})
     priced = sum(step.repeats * step.sent for step in price_pass(s, plan, rows, 0).steps)
+    assert sent[at_work].tolist() == priced[at_work].tolist()
+
+
+@pytest.mark.parametrize(("stages", "sequences"), [(1, 3), (2, 3), (3, 5)])
+def test_bytes_of_sequences_on_their_way_through_stages_are_those_that_were_priced(stages, sequences, world):
+    rng = np.random.default_rng([9, stages])
+    weights = Weights(MODELS["llama"])
+    plan = random_plan(world, weights.model, rng, stages=stages, sequences=sequences)
+    s = setting_of(weights.model, boards(*[1e9] * world.size), plan)
+
+    def lead(ranks):
+        told = []
+        for start in (0, 1):
+            ranks.compute(0, np.zeros((sequences, 1), np.int64), [start] * sequences, chosen=1)
+            told.append(ranks.sent_bytes.copy())
+        return told[1] - told[0]
+
+    sent = on_ranks(world, weights, plan, lead)
+
+    at_work = sorted({rank for stage in plan.stages for rank in stage.ranks})
+    priced = sum(step.repeats * step.sent for step in price_token(s, plan, 0).steps)
     assert sent[at_work].tolist() == priced[at_work].tolist()
 
 

@@ -8,10 +8,10 @@ many rows on (`two_steps_from`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -312,8 +312,8 @@ def price_token(s: DecoderSetting, plan: DecoderPlan, behind: int) -> Price:
 def pass_steps(s: DecoderSetting, plan: DecoderPlan, rows: int, behind: int, chosen: int = 1) -> list[PricedStep]:
     """Return the steps of a pass of rows after so many tokens.
 
-    Of `chosen` rows the next word is asked for: of one, of all where guesses are checked, of none in a prompt's chunks
-    but the last.
+    Of `chosen` rows the next word is asked for: of all where they are tokens of several sequences, on their way through
+    stages, or guesses; else of one, and of none in a prompt's chunks but the last.
     """
     (turns,) = _passes(s, [plan], rows, behind, chosen)
     return priced(s.machine, turns, UNREST_S)
@@ -323,13 +323,47 @@ def _passes(
     s: DecoderSetting, plans: Sequence[DecoderPlan], rows: int, behind: int, chosen: int
 ) -> Iterator[Iterator[ClockTurn]]:
     """Yield the turns of a pass of plans of one structure: of all at once where that can be."""
-    parts, own, steps = _steps(s, plans[0], rows, chosen)
-    costs = _costs(s, behind)
+    *_, steps = _steps(s, plans[0], rows, chosen)
     if follow_crew(steps):
-        yield turns_of(planned_alike(steps, cuts_of(plans)), costs)
+        yield _turns_alike(s, plans[0], cuts_of(plans), rows, behind, chosen)
         return
     for plan in plans:
-        yield turns_of(planned(parts, plan, own), costs)
+
+        def own_steps(*of: int, plan: DecoderPlan = plan) -> Sequence[AnyStep]:
+            parts, own, _ = _steps(s, plan, *of)
+            return planned(parts, plan, own)
+
+        yield _turns(plan, _costs(s, behind), rows, chosen, own_steps)
+
+
+def _turns_alike(
+    s: DecoderSetting, plan: DecoderPlan, cuts: StageShares, rows: int, behind: int, chosen: int
+) -> Iterator[ClockTurn]:
+    """Yield the turns of a pass by some plans of a plan's structure, whose exchanges are the same."""
+    return _turns(plan, _costs(s, behind), rows, chosen, lambda *of: planned_alike(_steps(s, plan, *of)[-1], cuts))
+
+
+def _turns(
+    plan: DecoderPlan, costs: Costs, rows: int, chosen: int, steps: Callable[[int, int], Sequence[AnyStep]]
+) -> Iterator[ClockTurn]:
+    """Yield the turns of a pass; of tokens of several sequences those of some after those of others, as they go.
+
+    All are handed out at once, and rank 0 hears of all when the last are done; between these a stage goes on with the
+    next as soon as it has them: clocks are each rank's own.
+
+    Parameters
+    ----------
+    steps
+        Of a pass of so many rows, of which so many are asked for.
+    """
+    sizes = [some.size for some in plan.in_flight(rows)] if chosen == rows else [rows]
+    if len(sizes) == 1:
+        return turns_of(steps(rows, chosen), costs)
+    before, handed_out, *_, candidates = steps(rows, chosen)
+    flights = [[*steps(size, size)[2:-1]] for size in sizes]
+    flights[0][:0] = before, handed_out
+    flights[-1].append(candidates)
+    return chain.from_iterable(turns_of(own, costs) for own in flights)
 
 
 def _costs(s: DecoderSetting, behind: int) -> Costs:
@@ -355,8 +389,7 @@ def answer_turns(
 ) -> Iterator[tuple[float, Iterator[ClockTurn]]]:
     """Yield the turns of the passes of an answer, and how often each is done, by some plans of a plan's structure."""
     for often, rows, behind, chosen in _chunks_as_one(answer_passes(asked)):
-        *_, steps = _steps(s, plan, rows, chosen)
-        yield float(often), turns_of(planned_alike(steps, cuts), _costs(s, behind))
+        yield float(often), _turns_alike(s, plan, cuts, rows, behind, chosen)
 
 
 def cut_seconds(s: DecoderSetting, plan: DecoderPlan, cuts: StageShares, asked: TokenRequest) -> Floats:

@@ -10,6 +10,7 @@ import pytest
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Partition, Span
 from solver.cluster.cluster import PROGRAM_BYTES
+from solver.model.blocks import total_of
 from solver.model.kinds.part import FFN
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, whole_on
 from solver.plan.plan import Wire
@@ -151,13 +152,19 @@ def test_a_thin_wire_carries_fewer_bytes():
     assert step.sent.tolist() == [64 + 2 * 4] * 2  # a scale for every 32 numbers
 
 
-def test_from_stage_to_stage_goes_the_stream():
+def chain_of_two(**facts):
+    """Return the plan by which each rank has a layer, and the last one the head."""
     first, last = (
         DecoderStage(Span(number, number + 1), shares(*([n * (1 - number), n * number] for n in (8, 128))))
         for number in (0, 1)
     )
-    chained = replace(plan(words=(0, 256)), stages=(first, last))
+    chained = replace(plan(words=(0, 256), **facts), stages=(first, last))
     chained.check(MODEL, 2)
+    return chained
+
+
+def test_from_stage_to_stage_goes_the_stream():
+    chained = chain_of_two()
     steps = list(pass_steps(here(SPEED, SPEED, plan=chained), chained, 1, 0))
 
     assert [step.name for step in steps] == [
@@ -366,6 +373,21 @@ def test_an_answer_to_several_sequences_has_their_prompts_and_passes_with_a_row_
     together = price_pass(s, several, 3, asked.behind, chosen=3).seconds
     assert together > token_seconds(s, several, asked.behind)
     assert answer_seconds(s, several, asked) == pytest.approx(3 * first_seconds(s, several, 10) + 7 * together)
+
+
+def test_a_stage_computes_some_sequences_while_the_next_one_computes_those_before():
+    """Of two sequences, and of four two by two: the second part waits for the last stage, which has the head."""
+    chained = chain_of_two(sequences=4)
+    s = here(SPEED, SPEED, plan=chained, mbps=1e9, latency_s=1e-12)
+    attention = CALL + attention_bytes(8, 4) / SPEED + (20 + 1) * 8 * 32 * CACHED
+    layer = attention + CALL + mlp_bytes(128) / SPEED
+    last = layer + CALL + words_bytes(256) / SPEED
+
+    assert token_seconds(s, chained, 20, 1) == pytest.approx(layer + last)
+    assert token_seconds(s, chained, 20, 2) == pytest.approx(layer + 2 * last)
+    blocks = (*MODEL.layers[0], MODEL.head_block)
+    *layer_s, head_s = (s.kind_s(kind, total_of(kind, MODEL.stream), 2, 20)[0] for kind in blocks)
+    assert token_seconds(s, chained, 20, 4) == pytest.approx(3 * sum(layer_s) + 2 * head_s)
 
 
 def test_a_pass_that_checks_guesses_has_the_head_for_all_its_rows():
