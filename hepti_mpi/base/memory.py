@@ -1,4 +1,4 @@
-"""Memory: what is free on this host and under its cgroup's cap, what becomes of what is freed, on which pages it is."""
+"""Memory of this process: what it holds, what becomes of what it frees, on which pages it is."""
 
 from __future__ import annotations
 
@@ -22,29 +22,6 @@ MADV_COLLAPSE = 25  # at once; of Linux 6.1, and not in Python's mmap
 # A bit for every page: this process has one there, which no other maps. What was read and never written has none,
 # though mincore finds it in memory: it is the kernel's one page of zeros.
 PAGES, OWN_PAGE = Path("/proc/self/pagemap"), np.uint64(1 << 56)
-
-
-# The doctor has its own copy, since it runs where ours may be broken: a test holds the two together.
-def free_bytes() -> int:
-    """Return what this host can still give: what the kernel calls available, or a cgroup's cap less its use."""
-    left = [int(_table("/proc/meminfo")["MemAvailable:"]) * 1024]
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        cap, use, cached = "memory.max", "memory.current", "inactive_file"
-        if controllers:  # of version 1
-            cap, use, cached = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-        folder = Path("/sys/fs/cgroup", controllers, path.lstrip("/"))
-        for group in (folder, *folder.parents):
-            if not (group / cap).is_file():
-                break
-            limit = (group / cap).read_text().strip()
-            if limit != "max":
-                # The kernel gives back the files in the page cache when memory is wanted.
-                files = int(_table(group / "memory.stat")[cached])
-                left.append(max(0, int(limit) - int((group / use).read_text()) + files))
-    return min(left)
 
 
 def own_bytes() -> int:
@@ -136,8 +113,3 @@ def _glibc(name: str, *arguments: object) -> None:
     function = getattr(ctypes.CDLL(None), name, None)
     if function is not None:
         function(*arguments)
-
-
-def _table(path: str | Path) -> dict[str, str]:
-    """Read lines of a name and a number."""
-    return dict(line.split()[:2] for line in Path(path).read_text().splitlines())

@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from hepti_mpi.base.lacking import Lacking
-from hepti_mpi.base.memory import free_bytes, give_back
+from hepti_mpi.base.memory import give_back
 from hepti_mpi.comm.exchange import RankExchange
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.trace import Trace
@@ -30,6 +30,7 @@ from hepti_mpi.kernels.slab import Bind, MakeBind, PieceGraph, Shared, Slab, ses
 from hepti_mpi.program.compiled import BoundExchange, Compiled, CompiledCall
 from hepti_mpi.program.graphs import Graphs
 from solver.base.arrays import Array, Numbers
+from solver.cluster.board import free_bytes
 from solver.model.convnet import ConvNet
 from solver.plan.holdings import TensorSlice
 from solver.plan.segments import THROUGHPUT, SegmentPlan

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hepti_mpi.base.memory import free_bytes, give_back
+from hepti_mpi.base.memory import give_back
 from hepti_mpi.engine.layers import BlockKernels, LayerKernels, Makes, blocks, rank_layers
 from hepti_mpi.engine.load import Preparation, WeightsSource
 from hepti_mpi.engine.stack import Stack
+from solver.cluster.board import free_bytes
 from solver.model.spec import ModelSpec
 from solver.plan.changes import BlockShare, Holdings, Shares, blend, layer_shares, merged
 from solver.plan.plan import Plan

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hepti_mpi.base.memory import free_bytes, own_bytes
+from hepti_mpi.base.memory import own_bytes
 from hepti_mpi.comm.tcp import Connection, carried, open_sockets
 from hepti_mpi.kernels.products import Backend
 from solver.base import clock
+from solver.cluster.board import free_bytes
 from solver.live.observe import DELAYS, NOISE, Cusum
 from solver.model.spec import ModelSpec
 

@@ -17,12 +17,13 @@ from platform import python_version
 
 import numpy as np
 
-from hepti_mpi.base.memory import free_bytes, give_back
+from hepti_mpi.base.memory import give_back
 from hepti_mpi.comm.group import Group, host_name, library
 from hepti_mpi.kernels import backends, trial
 from hepti_mpi.measure.profile_kernels import STEP_S, measure_kernels, measure_unrest
 from hepti_mpi.measure.profile_links import measure_links, measure_messages
 from solver.base import clock
+from solver.cluster.board import free_bytes
 from solver.cluster.cluster import Cluster, Device
 from solver.cluster.curves import Bank, Curves, Floats, Kernel
 from solver.model.spec import ModelSpec, encoder_blocks

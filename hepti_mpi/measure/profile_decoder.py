@@ -18,7 +18,7 @@ from itertools import count
 
 import numpy as np
 
-from hepti_mpi.base.memory import free_bytes, give_back, large_pages
+from hepti_mpi.base.memory import give_back, large_pages
 from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.exchange import Item, RankExchange
 from hepti_mpi.comm.group import Group, host_name
@@ -36,6 +36,7 @@ from solver.base import clock
 from solver.base.arrays import FLOAT_BYTES
 from solver.base.environment import omp_threads
 from solver.base.spans import Span
+from solver.cluster.board import free_bytes
 from solver.cluster.cluster import Cluster, Device
 from solver.cluster.curves import Curve, Kernel, derived_curves
 from solver.cluster.decoder_curves import (

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hepti_mpi.base.memory import free_bytes, freed_at_once, give_back
+from hepti_mpi.base.memory import freed_at_once, give_back
 from hepti_mpi.comm.group import Group, host_name
 from hepti_mpi.kernels import backends
 from hepti_mpi.kernels.backends import ONNXRUNTIME
@@ -27,6 +27,7 @@ from hepti_mpi.measure.timing import seconds_of
 from solver.base.arrays import FLOAT_BYTES, Numbers
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
+from solver.cluster.board import free_bytes
 from solver.cluster.cluster import MIB, Cluster, Device
 from solver.cluster.curves import Curve, Curves, Floats, Kernel, derived_curves
 from solver.cluster.nodes import MOST_ENTERING_S, RELATIVE, NodeCurve, NodeSpeeds, mean_speeds

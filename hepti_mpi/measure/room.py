@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from hepti_mpi.base.memory import free_bytes
 from hepti_mpi.comm.group import Group, SharedError, host_name
 from solver.base.phrases import counted
+from solver.cluster.board import free_bytes
 from solver.cluster.cluster import MIB, PROGRAM_BYTES
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from launch.base import shell
 from launch.base.json_output import printed
+from launch.base.sent import sent
 from launch.doctor.findings import HostAnswer
 from launch.start.reach import FAILED, SSH, remote
 from solver.base.errors import HeptiError
@@ -53,7 +54,7 @@ def look_at(host: str, python: str, agent: str) -> HostAnswer:
         'echo "$(mpirun --version 2>/dev/null | head -n 1)"; echo "$(command -v prted orted | head -n 1)"; '
         f"exec {shlex.quote(python)} -"
     )
-    code, out, error = shell.attempt(remote(host, agent, script), ANSWER_S, stdin=PROBE.read_text())
+    code, out, error = shell.attempt(remote(host, agent, script), ANSWER_S, stdin=sent(PROBE))
     if code in (FAILED, 124):
         return HostAnswer(host, reached=False, error=_last_line(error))
     mpi, daemon, facts = (out.partition(f"{MARK}\n")[2] + "\n\n").split("\n", 2)

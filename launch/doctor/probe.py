@@ -1,6 +1,6 @@
 """What the doctor wants to know of a host; sent to its Python on standard input, answers with one JSON object.
 
-Standard library only, and no import of anything that it reports on: it must run where those are broken.
+Standard library only, and `solver.cluster.board`, sent with it: it must run where what it reports on is broken.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import struct
 import sys
 from importlib import metadata, util
 from pathlib import Path
+
+from solver.cluster.board import free_bytes, temperature, throttled
 
 PACKAGES = ("numpy", "mpi4py", "h5py")
 OWN = ("solver", "weights", "hepti_mpi", "launch")
@@ -78,46 +80,6 @@ def interfaces() -> list[dict[str, object]]:
                 }
             )
     return found
-
-
-# As `hepti_mpi.base.memory` has it: a test holds the two together.
-def free_bytes() -> int:
-    """Return what this host can still give: what the kernel calls available, or a cgroup's cap less its use."""
-    left = [int(_table("/proc/meminfo")["MemAvailable:"]) * 1024]
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        cap, use, cached = "memory.max", "memory.current", "inactive_file"
-        if controllers:  # of version 1
-            cap, use, cached = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-        folder = Path("/sys/fs/cgroup", controllers, path.lstrip("/"))
-        for group in (folder, *folder.parents):
-            if not (group / cap).is_file():
-                break
-            limit = (group / cap).read_text().strip()
-            if limit != "max":
-                # The kernel gives back the files in the page cache when memory is wanted.
-                files = int(_table(group / "memory.stat")[cached])
-                left.append(max(0, int(limit) - int((group / use).read_text()) + files))
-    return min(left)
-
-
-def _table(path: str | Path) -> dict[str, str]:
-    """Read lines of a name and a number."""
-    return dict(line.split()[:2] for line in Path(path).read_text().splitlines())
-
-
-def temperature() -> float | None:
-    """Return the hottest sensor in °C; None: there is none."""
-    zones = Path("/sys/class/thermal").glob("thermal_zone*/temp")
-    return max((int(zone.read_text()) / 1000 for zone in zones), default=None)
-
-
-def throttled() -> int | None:
-    """Return the Raspberry Pi firmware's word on under-voltage and throttling, as a number; None: not a Pi."""
-    word = Path("/sys/devices/platform/soc/soc:firmware/get_throttled")
-    return int(word.read_text(), 16) if word.exists() else None
 
 
 if __name__ == "__main__":

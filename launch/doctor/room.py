@@ -6,6 +6,7 @@ import os
 
 from solver.base.errors import HeptiError
 from solver.base.phrases import counted
+from solver.cluster.board import free_bytes
 
 # More ranks than cores take turns, which is right for a try-out: an exchange of all with all then waits this often for
 # the same core. Whoever wants still more starts mpirun, which takes any number.
@@ -28,8 +29,7 @@ def check_ranks(ranks: int, option: str = "--np") -> None:
             f"{option} {ranks} are {ranks} processes on {counted(cores, 'core')} of this machine, more than "
             f"{RANKS_PER_CORE} a core: give {cores * RANKS_PER_CORE} at most, or boards by --hostfile"
         )
-    from launch.doctor.probe import free_bytes  # with it comes what few ranks do not wait for
-    from solver.cluster.cluster import MIB, PROGRAM_BYTES
+    from solver.cluster.cluster import MIB, PROGRAM_BYTES  # with it comes what few ranks do not wait for
 
     free = free_bytes()
     if ranks * PROGRAM_BYTES > free:

@@ -2,9 +2,9 @@
 
     python3 agent.py SERVICE TOKEN [PYTHON RANKS]
 
-It needs the standard library alone, so that it can be sent to a board over ssh. A process is a rank of ours by the
-variable HEPTI_SERVE in its environment: SERVICE/TOKEN/JOB. Orders come as lines of JSON on standard input, one a
-second at least, and each is answered by a heartbeat at once, which echoes `n`:
+It needs the standard library and `solver.cluster.board` alone, so that it can be sent to a board over ssh. A process is
+a rank of ours by the variable HEPTI_SERVE in its environment: SERVICE/TOKEN/JOB. Orders come as lines of JSON on
+standard input, one a second at least, and each is answered by a heartbeat at once, which echoes `n`:
 
     {"n": 7, "keep": [3], "next": 4}                 kills ranks of all jobs below 4 but 3, and of all other tokens
     {"n": 8, …, "write": "cluster.toml", "text": …}  a file in the agent's folder
@@ -20,7 +20,7 @@ When the service is gone (end of input) or silent, the agent kills what the serv
 
 # What is imported here counts: on one x86 core json, signal and socket take 10 ms of CPU after Python's 7, and
 # pathlib, tempfile, shutil, glob and typing would take 12 more.
-# ruff: noqa: PTH102, PTH105, PTH107, PTH110, PTH112, PTH115, PTH118, PTH120, PTH123, PTH208
+# ruff: noqa: PTH102, PTH105, PTH107, PTH110, PTH112, PTH115, PTH118, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ import sys
 import time
 from contextlib import suppress
 
+from solver.cluster.board import capped, contents, groups, memory, names, table, temperature, text, throttled
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     Told = dict[str, Any]
@@ -50,15 +52,14 @@ ORPHANED_S = 15
 GRACE_S = 2.0
 KILLED_SHOWN = 8
 DYING_S = 1.0  # of a process that was killed: one that waits for a disk takes longer
-# vcgencmd is a program of its own, too much for every heartbeat of a slow board.
 THROTTLED_S = 10.0
+THROTTLED_NOW = 0xF  # too little voltage, capped, throttled, too warm
 TICKS = os.sysconf("SC_CLK_TCK")
 # In memory: a full disk is no reason not to start again. mpirun's daemon has its files there, too.
 SHARED_MEMORY = "/dev/shm"
 FOLDER = "hepti-serve-"  # and service, an agent's token, process number, and what makes it the only one
 DAEMON = "prted."  # and its process number: its folder
 SEGMENT = "sm_segment."  # of MPI: a file that ranks of one board share, who is killed leaves it behind
-THERMAL = "/sys/class/thermal"
 
 
 class Marked:
@@ -89,7 +90,7 @@ class Marked:
                 self._look_at(number)
 
     def _look_at(self, number: int) -> None:
-        words = _bytes(f"/proc/{number}/environ").decode(errors="replace").split("\0")
+        words = contents(f"/proc/{number}/environ").decode(errors="replace").split("\0")
         variables = dict(word.split("=", 1) for word in words if "=" in word)
         parts = variables.get(MARK, "").split("/")
         # In a lab all hosts share their process numbers, but not their network.
@@ -145,33 +146,20 @@ class Gauges:
         self.throttled_at = -THROTTLED_S
         self.was_throttled: bool | None = None
         self.cpu = (time.monotonic(), 0.0)
-        self.groups = list(_groups("memory"))
+        self.groups = capped()
         self.cores = _quota_cores()
 
     def read(self, ranks: Sequence[Told]) -> Told:
         """Return memory, CPU, temperature, throttling, and how many processes were killed for want of memory."""
-        free, total = self._memory()
+        free, total = memory(self.groups)
         return {
             "free_bytes": free,
             "total_bytes": total,
             "cpu_percent": self._cpu_percent(ranks),
-            "temperature_c": _temperature(),
+            "temperature_c": temperature(),
             "throttled": self._throttled(),
             "oom_kills": self._oom_kills(),
         }
-
-    def _memory(self) -> tuple[int, int]:
-        table = _table("/proc/meminfo")
-        total, free = int(table["MemTotal:"]) * 1024, int(table["MemAvailable:"]) * 1024
-        for group, names in self.groups:
-            limit = _text(os.path.join(group, names["cap"])).strip()
-            if limit.isdigit() and int(limit) < total:
-                total = int(limit)
-            if limit.isdigit():
-                files = int(_table(os.path.join(group, "memory.stat")).get(names["cached"], 0))
-                used = int(_text(os.path.join(group, names["use"])) or 0)
-                free = min(free, max(0, int(limit) - used + files))
-        return free, total
 
     def _cpu_percent(self, ranks: Sequence[Told]) -> float:
         """Return how busy the board is; under a quota, as in a lab, what our ranks take of it."""
@@ -179,7 +167,7 @@ class Gauges:
         if self.cores is not None:
             busy, cores = float(sum(rank["cpu_s"] for rank in ranks)), self.cores
         else:
-            counts = [int(word) for word in _text("/proc/stat").split("\n", 1)[0].split()[1:9]]
+            counts = [int(word) for word in text("/proc/stat").split("\n", 1)[0].split()[1:9]]
             busy, cores = (sum(counts) - counts[3] - counts[4]) / TICKS, os.cpu_count() or 1
         before, was = self.cpu
         self.cpu = now, busy
@@ -192,35 +180,16 @@ class Gauges:
         now = time.monotonic()
         if now - self.throttled_at >= THROTTLED_S:
             self.throttled_at = now
-            if any(os.access(os.path.join(folder, "vcgencmd"), os.X_OK) for folder in os.get_exec_path()):
-                with os.popen("vcgencmd get_throttled 2>/dev/null") as answer:
-                    word = answer.read().strip().partition("=")[2]
-                # The lower bits are of this moment: too little voltage, capped, throttled, too warm.
-                self.was_throttled = bool(int(word, 16) & 0xF) if word.startswith("0x") else None
+            word = throttled()
+            self.was_throttled = None if word is None else bool(word & THROTTLED_NOW)
         return self.was_throttled
 
     def _oom_kills(self) -> int:
         kills = 0
         for group, _ in self.groups:
             for name in ("memory.events", "memory.oom_control"):
-                kills += int(_table(os.path.join(group, name)).get("oom_kill", 0))
-        return kills or int(_table("/proc/vmstat").get("oom_kill", 0)) * (not self.groups)
-
-
-def _groups(controller: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield this process's cgroup and those above it, with the names of their files."""
-    second = {"cap": "memory.max", "use": "memory.current", "cached": "inactive_file"}
-    first = {"cap": "memory.limit_in_bytes", "use": "memory.usage_in_bytes", "cached": "total_inactive_file"}
-    for line in _text("/proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        root = os.path.join("/sys/fs/cgroup", controllers)
-        folder = os.path.join(root, path.lstrip("/")).rstrip("/")
-        while len(folder) > len(root):
-            if os.path.isdir(folder):
-                yield folder, first if controllers else second
-            folder = os.path.dirname(folder)
+                kills += int(table(os.path.join(group, name)).get("oom_kill", 0))
+        return kills or int(table("/proc/vmstat").get("oom_kill", 0)) * (not self.groups)
 
 
 def _quota_cores() -> float | None:
@@ -228,47 +197,17 @@ def _quota_cores() -> float | None:
     found = []
     ordinary = os.sched_getscheduler(0) == os.SCHED_OTHER
     names = ("cfs_quota", "cfs_period") if ordinary else ("rt_runtime", "rt_period")
-    for group, _ in _groups("cpu"):
-        words = _text(os.path.join(group, "cpu.max")).split()
-        words = words or [_text(os.path.join(group, f"cpu.{name}_us")).strip() for name in names]
+    for group, _ in groups("cpu"):
+        words = text(os.path.join(group, "cpu.max")).split()
+        words = words or [text(os.path.join(group, f"cpu.{name}_us")).strip() for name in names]
         if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
             found.append(int(words[0]) / int(words[1]))
     return min(found) if found else None
 
 
-def _temperature() -> float | None:
-    zones = [_text(f"{THERMAL}/{name}/temp").strip() for name in _names(THERMAL) if name.startswith("thermal_zone")]
-    degrees = [int(zone) / 1000 for zone in zones if zone.lstrip("-").isdigit()]
-    return max(degrees) if degrees else None
-
-
 def _fields(number: int) -> list[str]:
     """Return what the kernel says of a process, its state first; nothing where it is gone."""
-    return _text(f"/proc/{number}/stat").rpartition(")")[2].split()
-
-
-def _bytes(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return b""  # a process that has ended, or a file that this kernel does not have
-
-
-def _text(path: str) -> str:
-    return _bytes(path).decode(errors="replace")
-
-
-def _table(path: str) -> dict[str, str]:
-    lines = (line.split() for line in _text(path).splitlines())
-    return {words[0]: words[1] for words in lines if len(words) > 1}
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
+    return text(f"/proc/{number}/stat").rpartition(")")[2].split()
 
 
 def _remove(folder: str) -> None:
@@ -285,7 +224,7 @@ def sweep(where: str) -> None:
     And MPI's files, whose names have none, where no process has them open.
     """
     _sweep_segments(where)
-    for name in _names(where):
+    for name in names(where):
         folder = os.path.join(where, name)
         number = ""
         if name.startswith(DAEMON):
@@ -301,13 +240,13 @@ def sweep(where: str) -> None:
 def _sweep_segments(where: str) -> None:
     """Remove this user's files of MPI that no process has open, as whoever makes one does first, or in its memory."""
     left = set()
-    for path in (os.path.join(where, name) for name in _names(where) if name.startswith(SEGMENT)):
+    for path in (os.path.join(where, name) for name in names(where) if name.startswith(SEGMENT)):
         with suppress(OSError):
             if os.lstat(path).st_uid == os.geteuid():
                 left.add(path)
-    for process in (f"/proc/{name}" for name in _names("/proc") if left and name.isdigit()):
-        left.difference_update(_link(f"{process}/fd/{number}") for number in _names(f"{process}/fd"))
-        left.difference_update(line.split(maxsplit=5)[-1] for line in _text(f"{process}/maps").splitlines())
+    for process in (f"/proc/{name}" for name in names("/proc") if left and name.isdigit()):
+        left.difference_update(_link(f"{process}/fd/{number}") for number in names(f"{process}/fd"))
+        left.difference_update(line.split(maxsplit=5)[-1] for line in text(f"{process}/maps").splitlines())
     for path in left:
         with suppress(OSError):
             os.remove(path)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.base.sent import sent
 from launch.base.shell import Command
 from launch.start.mpirun import mpirun_command
 from launch.start.reach import SSH, is_here
@@ -77,10 +78,11 @@ class Site:
         Its log-in is shared, by a socket in the folder.
         """
         words = [service, token, sys.executable, str(self.ranks if self.alone else 1)]
+        program = sent(AGENT).encode()
+        python = [*BARE, "-u", "-c", BOOT.format(len(program)), *words]
         if self.alone or (not self.enter and is_here(board)):
-            return [sys.executable, *BARE, str(AGENT), *words], b""
-        program = AGENT.read_bytes()
-        far = ["python3", *BARE, "-u", "-c", BOOT.format(len(program)), *words]
+            return [sys.executable, *python], program
+        far = ["python3", *python]
         return [*self.enter, *SSH, "-o", "ControlMaster=auto", *shared(folder), "--", board, shlex.join(far)], program
 
 

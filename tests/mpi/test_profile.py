@@ -8,12 +8,13 @@ from itertools import cycle
 import numpy as np
 import pytest
 
-from hepti_mpi.base.memory import free_bytes, own_bytes
+from hepti_mpi.base.memory import own_bytes
 from hepti_mpi.kernels.products import NUMPY
 from hepti_mpi.measure import profile as measure
 from hepti_mpi.measure import profile_kernels, timing
 from hepti_mpi.measure.profile_kernels import measure_kernels
 from solver.base import clock
+from solver.cluster.board import free_bytes
 from solver.cluster.cluster import read_cluster, write_cluster
 from solver.cluster.curves import Kernel
 from solver.model.spec import TextInput, encoder

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.doctor import probe, room
+from launch.doctor import room
 from launch.front.places import split
 from launch.program import HostCluster
 from solver.cluster.cluster import MIB
@@ -13,7 +13,7 @@ from tests.kit.complaints import complaint
 def machine(monkeypatch):
     """Let this machine have two cores and 1000 MiB free."""
     monkeypatch.setattr(room.os, "sched_getaffinity", lambda process: {0, 1})
-    monkeypatch.setattr(probe, "free_bytes", lambda: 1000 * MIB)
+    monkeypatch.setattr(room, "free_bytes", lambda: 1000 * MIB)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 6])

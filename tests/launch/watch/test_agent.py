@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from hepti_mpi.base.fork_client import peer
+from launch.base.sent import sent
 from launch.watch import agent, site
 from launch.watch.starter import CLIENT
+from solver.cluster import board
 from tests.kit.languages import make_tiny
 from tests.kit.processes import has_ended
 
@@ -318,7 +320,7 @@ def test_files_of_mpi_are_swept_that_are_ours_and_that_no_process_has(tmp_path, 
 def test_an_agent_imports_little():
     """On a slow board that is restarted its start is waited for."""
     heavy = {"asyncio", "glob", "pathlib", "shutil", "site", "subprocess", "tempfile", "threading", "typing"}
-    program = f"import sys; exec(open({agent.__file__!r}).read(), {{}}); print(*sys.modules)"
+    program = f"import sys; exec({sent(site.AGENT)!r}, {{}}); print(*sys.modules)"
     told = subprocess.run([sys.executable, *site.BARE, "-c", program], capture_output=True, text=True, check=True)
 
     assert not heavy & set(told.stdout.split())
@@ -326,13 +328,13 @@ def test_an_agent_imports_little():
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_cap_on_memory_counts_and_files_in_the_cache_are_free(tmp_path, monkeypatch, version):
-    names = {"cap": "memory.max", "use": "memory.current", "cached": "inactive_file"}
+    names = board.SECOND
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("700000\n")
     (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 100000\n")
     (tmp_path / "memory.events").write_text("oom 1\noom_kill 2\n")
     if version == 1:
-        names = {"cap": "memory.limit_in_bytes", "use": "memory.usage_in_bytes", "cached": "total_inactive_file"}
+        names = board.FIRST
         (tmp_path / "memory.max").rename(tmp_path / "memory.limit_in_bytes")
         (tmp_path / "memory.current").rename(tmp_path / "memory.usage_in_bytes")
         (tmp_path / "memory.stat").write_text("inactive_file 5\ntotal_inactive_file 100000\n")
