@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from typing import Literal, SupportsIndex
@@ -119,7 +119,8 @@ def make_plan(
     wire
         Numbers on the wire: float32, float16, int8, ….
     objective
-        What hepti plans an encoder for: the latency of one request, or the throughput of many.
+        Of a transformer: the latency of one request, or the throughput of many; of a language model tokens a second of
+        all sequences together, of `sequences` or, with None, of as many as make most.
     rows
         Of encoders, the length of a request in tokens; None: the usual one.
     prompt, tokens, context, sequences
@@ -168,13 +169,14 @@ def make_plan(
     if kind != "decoder":
         _refuse(about_tokens, "language models")
     if kind != "encoder":
-        _refuse({"rows": rows, "objective": None if objective == "latency" else objective}, "encoders")
+        _refuse({"rows": rows}, "encoders")
     if isinstance(model, str | Path):
         if kind == "network":
             _refuse({"layers": layers}, "transformers, whose layers are alike")
     else:
         _refuse({"layers": layers}, "models that are named")
     if kind == "network":
+        _refuse({"objective": None if objective == "latency" else objective}, "transformers")
         net = model if isinstance(model, ConvNet) else network_of(str(model))
         return _of_network(net, given, system or DEFAULT, Wire(wire), prove)
     if kind == "decoder":
@@ -183,7 +185,8 @@ def make_plan(
             decoder, stored, precision, Wire(wire), prompt=prompt, tokens=tokens, context=context,
             sequences=sequences, cache=cache,
         )  # fmt: skip
-        return _of_decoder(decoder, given, system or DEFAULT, asked, prove)
+        many = objective == "throughput" and sequences is None
+        return _of_decoder(decoder, given, system or DEFAULT, asked, prove, any_sequences=many)
     spec = model if isinstance(model, ModelSpec) else encoder_of(str(model), layers)
     if objective == "throughput":
         if system not in (None, DEFAULT, THROUGHPUT):
@@ -237,12 +240,14 @@ def _of_network(net: ConvNet, cluster: Cluster, system: str, wire: Wire, prove: 
     return MadePlan(found.plan, facts.seconds, facts.bytes_on_wire, plan_to_json(found.plan, net), show, proof)
 
 
-def _of_decoder(model: Decoder, cluster: Cluster, system: str, asked: TokenRequest, prove: float | None) -> MadePlan:
+def _of_decoder(
+    model: Decoder, cluster: Cluster, system: str, asked: TokenRequest, prove: float | None, *, any_sequences: bool
+) -> MadePlan:
     if prove is None:
-        plan, proof = plan_decoder(system, model, cluster, asked), ""
+        plan, proof = plan_decoder(system, model, cluster, asked, any_sequences=any_sequences), ""
     else:
         plan, proof = proved_decoder(model, cluster, asked, prove)
-    found = priced_decoder(model, cluster, plan, asked)
+    found = priced_decoder(model, cluster, plan, replace(asked, sequences=plan.sequences))
     assert found.plan.predicted is not None
     sent = found.token.prediction.bytes_on_wire
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from solver.base.command import check_path, write_whole
 from solver.base.errors import HeptiError
@@ -109,22 +110,36 @@ def run_decoder(options: argparse.Namespace) -> None:
         _compare(options, model, cluster, asked)
         return
     if draws_map(options):
-        title = f"{decoder_title(model, asked)}, {place(options)}: who wins by tokens a second"
+        of = " of all sequences" * (options.objective == "throughput")
+        title = f"{decoder_title(model, asked)}, {place(options)}: who wins by tokens a second{of}"
         draw_winners(
             options.map, title, cluster, [*SYSTEMS],
-            lambda other, advance: compare_decoders(model, other, asked, SYSTEMS, advance),
+            lambda other, advance: _compared(options, model, other, asked, SYSTEMS, advance), options.objective,
         )  # fmt: skip
         say_drawn(options, options.map)
         return
     if options.prove is None:
-        plan = plan_decoder(options.system or DEFAULT, model, cluster, asked)
+        plan = plan_decoder(options.system or DEFAULT, model, cluster, asked, any_sequences=_any_sequences(options))
     else:
         plan, words = proved_decoder(model, cluster, asked, options.prove)
         print(words, file=sys.stderr)
     if options.out:
         write_whole(options.out, plan_to_json(plan, model))
     show = _explain if options.explain else _show
+    asked = replace(asked, sequences=plan.sequences)
     show(options, priced_decoder(model, cluster, plan, asked), asked)
+
+
+def _any_sequences(options: argparse.Namespace) -> bool:
+    """Return whether a plan is for as many sequences as make most tokens a second."""
+    return options.objective == "throughput" and options.sequences is None
+
+
+def _compared(
+    options: argparse.Namespace, model: Decoder, cluster: Cluster, asked: TokenRequest, systems: Iterable[str],
+    advance: Callable[[int], None],
+) -> list[ComparedDecoder]:  # fmt: skip
+    return compare_decoders(model, cluster, asked, systems, advance, any_sequences=_any_sequences(options))
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -132,8 +147,9 @@ def _check(options: argparse.Namespace) -> None:
     for name, about in REFUSED.items():
         if getattr(options, name) not in (None, False):
             raise HeptiError(f"--{name.replace('_', '-')} is about {about}: for a language model leave it out")
-    if options.objective != "latency":
-        raise HeptiError(f"--objective {options.objective} is for encoders, a language model is planned for one answer")
+    for name in ("price", "explain"):
+        if options.objective != "latency" and getattr(options, name):
+            raise HeptiError(f"--{name} is not about --objective {options.objective}: leave one of the two out")
     if options.wire not in (None, *WIRES):
         raise HeptiError(f"--wire {options.wire} is for an encoder's stages, a language model sends {', '.join(WIRES)}")
     if draws_map(options):
@@ -198,7 +214,7 @@ def _show(options: argparse.Namespace, found: PricedDecoder, asked: TokenRequest
         bound = answer_bound(found, asked)
         systems = [name for name in decoder_systems(found.cluster) if name not in (DEFAULT, found.plan.system)]
         with progress("comparing", len(systems), unit="systems") as advance:
-            others = compare_decoders(found.model, found.cluster, asked, systems, advance)
+            others = _compared(options, found.model, found.cluster, asked, systems, advance)
         if found.plan.system == DEFAULT:
             better = _upgrades(found, asked, bound.answer_s, others)
     if options.json:
@@ -207,8 +223,9 @@ def _show(options: argparse.Namespace, found: PricedDecoder, asked: TokenRequest
     console.print(title, markup=False)
     print_decoder(console, found)
     if bound is not None:
-        print_beside(console, found.plan, others, bound)
-        print_upgrades(console, bound.answer_s, better, " of the answer")
+        print_beside(console, found, others, bound, options.objective)
+        of = " of the answer" if asked.sequences == 1 else f" of all {asked.sequences} answers"
+        print_upgrades(console, bound.answer_s, better, of)
         assert found.plan.predicted is not None
         token_s = found.plan.predicted.token_s
         print_estimated(console, found.cluster, lambda device: device.decoder is not None, token_s, others)
@@ -266,11 +283,12 @@ def _price(options: argparse.Namespace, cluster: Cluster) -> None:
 def _compare(options: argparse.Namespace, model: Decoder, cluster: Cluster, asked: TokenRequest) -> None:
     systems = decoder_systems(cluster)
     with progress("comparing", len(systems), unit="systems") as advance:
-        entries = compare_decoders(model, cluster, asked, systems, advance)
+        entries = _compared(options, model, cluster, asked, systems, advance)
     if options.json:
-        print(decoders_to_json(model, cluster, entries, asked), end="")
+        print(decoders_to_json(model, cluster, entries, asked, options.objective), end="")
     else:
-        print_decoders(new_console(highlight=False), entries, _title(options, model, cluster, asked))
+        title = _title(options, model, cluster, asked)
+        print_decoders(new_console(highlight=False), entries, title, options.objective)
 
 
 def _title(options: argparse.Namespace, model: Decoder, cluster: Cluster, asked: TokenRequest) -> str:

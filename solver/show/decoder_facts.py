@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from solver.plan.decoder_plan import DecoderPlan
 from solver.programs.decoders.shares import CrewTried, crews_tried, least_shares, parted_around
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.bound import answer_bound_s
-from solver.schedule.decoders.cost import answer_seconds, predicted, price_token, setting_of
+from solver.schedule.decoders.cost import answer_seconds, predicted, price_token, setting_of, tokens_per_s
 from solver.schedule.decoders.memory import RankMemory, decoder_lacks, rank_memory
 from solver.schedule.price import Price
 from solver.show.advice import Limit, limits_of, proved
@@ -35,6 +35,8 @@ class PricedDecoder:
         A token in the middle of the answer.
     memory
         Of every device.
+    tokens_per_s
+        Of all sequences together, of the time that their prompts take, too.
     """
 
     model: Decoder
@@ -42,6 +44,7 @@ class PricedDecoder:
     plan: DecoderPlan
     token: Price
     memory: tuple[RankMemory, ...]
+    tokens_per_s: float
 
     @property
     def lacks(self) -> str:
@@ -51,15 +54,18 @@ class PricedDecoder:
 
 @dataclass(frozen=True, slots=True)
 class ComparedDecoder(ComparedSystem):
-    """A system's plan of a language model: its seconds, bytes and requests are a token's.
+    """A system's plan of a language model: its seconds and bytes are a token's, its requests tokens of all sequences.
 
     Parameters
     ----------
     first_s
         From a prompt to the first token.
+    sequences
+        How many sequences have room.
     """
 
     first_s: float = np.inf
+    sequences: int = 1
 
 
 def priced_decoder(model: Decoder, cluster: Cluster, plan: DecoderPlan, asked: TokenRequest) -> PricedDecoder:
@@ -67,7 +73,8 @@ def priced_decoder(model: Decoder, cluster: Cluster, plan: DecoderPlan, asked: T
     s = setting_of(model, cluster, plan)
     memory = rank_memory(model, plan)
     plan = predicted(s, plan, memory, asked.prompt, asked.behind)
-    return PricedDecoder(model, cluster, plan, price_token(s, plan, asked.behind), memory)
+    speed = tokens_per_s(s, plan, asked)
+    return PricedDecoder(model, cluster, plan, price_token(s, plan, asked.behind), memory, speed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,22 +156,28 @@ def compare_decoders(
     asked: TokenRequest,
     systems: Iterable[str],
     advance: Callable[[int], None] = lambda _: None,
+    *,
+    any_sequences: bool = False,
 ) -> list[ComparedDecoder]:
-    """Plan by each of the systems, and predict what comes of it; `advance` is called with 1 after each."""
-    return side_by_side(systems, lambda system: _entry(system, model, cluster, asked), advance)
+    """Plan by each of the systems, and predict what comes of it; `advance` is called with 1 after each.
+
+    `any_sequences` is as of `plan_decoder`: then each is for a number of its own.
+    """
+    return side_by_side(systems, lambda system: _entry(system, model, cluster, asked, any_sequences), advance)
 
 
-def _entry(system: str, model: Decoder, cluster: Cluster, asked: TokenRequest) -> ComparedDecoder:
+def _entry(system: str, model: Decoder, cluster: Cluster, asked: TokenRequest, any_sequences: bool) -> ComparedDecoder:
     try:
-        plan = plan_decoder(system, model, cluster, asked)
+        plan = plan_decoder(system, model, cluster, asked, any_sequences=any_sequences)
     except HeptiError as error:
         why = str(error).removeprefix(model.name).removeprefix(f" by {system.partition(':')[0]}").lstrip(" ,:")
         return ComparedDecoder(system, np.inf, 0.0, 0, (), why)
-    found = priced_decoder(model, cluster, plan, asked)
+    found = priced_decoder(model, cluster, plan, replace(asked, sequences=plan.sequences))
     facts = found.plan.predicted
     assert facts is not None
     sent = found.token.prediction.bytes_on_wire
     held = tuple(needs.weights for needs in found.memory)
     return ComparedDecoder(
-        system, facts.token_s, 1 / facts.token_s, sent, held, taking=len(plan.active), first_s=facts.first_s
-    )
+        system, facts.token_s, found.tokens_per_s, sent, held, taking=len(plan.active), first_s=facts.first_s,
+        sequences=plan.sequences,
+    )  # fmt: skip

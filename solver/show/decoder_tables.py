@@ -18,7 +18,7 @@ from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.decoder import Decoder
 from solver.model.kinds.part import KEY, KV
-from solver.plan.decoder_plan import DecoderPlan, DecoderStage
+from solver.plan.decoder_plan import DecoderStage
 from solver.plan.writing import plan_table
 from solver.schedule.decoders.asked import TokenRequest
 from solver.show.advice import Upgrade, saved_at_most
@@ -65,6 +65,11 @@ def print_decoder(console: Console, found: PricedDecoder) -> None:
         f"{_kib(found.token.prediction.bytes_on_wire)} KiB are sent. "
         f"[bold]{facts.first_s:.2f} s[/] from a prompt of {counted(facts.prompt, 'token')} to the first."
     )
+    if plan.sequences > 1:
+        console.print(
+            f"[bold]{found.tokens_per_s:.2f} tokens a second[/] of all {plan.sequences} sequences together, of the "
+            f"time that their prompts take, too."
+        )
 
 
 def _shares(found: PricedDecoder, listed: Sequence[int]) -> Table:
@@ -123,6 +128,7 @@ def decoder_to_json(
     """Return the plan's table as JSON, with all that is printed of it."""
     table = plan_table(found.plan, found.model)
     price = found.token
+    table["tokens_per_s"] = found.tokens_per_s
     table["bytes_on_wire"] = price.prediction.bytes_on_wire
     table["per_device"] = [
         {
@@ -144,35 +150,42 @@ def decoder_to_json(
 
 
 def print_beside(
-    console: Console, plan: DecoderPlan, others: Sequence[ComparedDecoder], bound: AnswerBound
+    console: Console, found: PricedDecoder, others: Sequence[ComparedDecoder], bound: AnswerBound, objective: str
 ) -> None:  # fmt: skip
-    """Print the plan beside what else there is, and what it cannot beat."""
-    facts = plan.predicted
+    """Print the plan beside what else there is, the best for the objective first, and what it cannot beat."""
+    plan, facts = found.plan, found.plan.predicted
     assert facts is not None
-    table = new_table("predicted", "system", "tokens\na second", "first\ns", "this plan is")
-    own = ComparedDecoder(plan.system, facts.token_s, 1 / facts.token_s, 0, (0,), first_s=facts.first_s)
-    for entry in ranked([own, *(other for other in others if other.system != plan.system)], "latency"):
+    table = new_table("predicted", *_headings(objective), "this plan is")
+    own = ComparedDecoder(
+        plan.system, facts.token_s, found.tokens_per_s, 0, (0,), first_s=facts.first_s, sequences=plan.sequences
+    )
+    for entry in ranked([own, *(other for other in others if other.system != plan.system)], objective):
         compared = entry is not own and bool(entry.weights_bytes)
-        ratio = f"{entry.seconds / facts.token_s:.2f} times as fast" if compared else ""
-        table.add_row(*_figures(entry), ratio, style="bold" if entry is own else "dim" if entry.lacks else "")
+        ratio = f"{entry.cost_s(objective) / own.cost_s(objective):.2f} times as fast" if compared else ""
+        style = "bold" if entry is own else "dim" if entry.lacks else ""
+        table.add_row(*_figures(entry, objective), ratio, style=style)
     console.print(table)
     print_notes(console, others)
     console.print(
-        f"The whole answer takes {bound.answer_s:.2f} s; no plan beats {bound.bound_s:.2f} s: "
+        f"{_answers(plan.sequences)} {bound.answer_s:.2f} s; no plan beats {bound.bound_s:.2f} s: "
         f"{saved_at_most(bound.answer_s, bound.bound_s)}."
     )
 
 
-def print_decoders(console: Console, entries: Sequence[ComparedDecoder], title: str) -> None:
-    """Print every system's prediction, the fastest that can be run first; and who wins."""
+def _answers(sequences: int) -> str:
+    return "The whole answer takes" if sequences == 1 else f"All {sequences} answers take"
+
+
+def print_decoders(console: Console, entries: Sequence[ComparedDecoder], title: str, objective: str) -> None:
+    """Print every system's prediction, of those that can be run the best for the objective first; and who wins."""
     console.print(title, markup=False)
-    headings = ("system", "tokens\na second", "first\ns", "KiB sent\na token", "weights:\nmost MiB", "least MiB")
+    headings = (*_headings(objective), "KiB sent\na token", "weights:\nmost MiB", "least MiB")
     table = new_table("predicted", *headings)
-    entries = ranked(entries, "latency")
+    entries = ranked(entries, objective)
     for place, entry in enumerate(entries):
         held = entry.weights_bytes
         table.add_row(
-            *_figures(entry),
+            *_figures(entry, objective),
             _kib(entry.bytes_on_wire) if held else "-",
             *((f"{size / MIB:.0f}" for size in (max(held), min(held))) if held else "--"),
             style="dim" if entry.lacks else "bold" if not place else "",
@@ -183,12 +196,15 @@ def print_decoders(console: Console, entries: Sequence[ComparedDecoder], title: 
     if best.lacks:
         console.print("None of them can be run.")
     else:
-        console.print(f"{best.system} wins with {best.requests_per_s:.2f} tokens a second.")
+        of = f" of {counted(best.sequences, 'sequence')} together" * (objective == "throughput")
+        console.print(f"{best.system} wins with {1 / best.cost_s(objective):.2f} tokens a second{of}.")
 
 
-def decoders_to_json(model: Decoder, cluster: Cluster, entries: Sequence[ComparedDecoder], asked: TokenRequest) -> str:
+def decoders_to_json(
+    model: Decoder, cluster: Cluster, entries: Sequence[ComparedDecoder], asked: TokenRequest, objective: str
+) -> str:
     """Return the same as JSON; the winner by name, null where nothing can be run."""
-    able = [entry for entry in ranked(entries, "latency") if not entry.lacks]
+    able = [entry for entry in ranked(entries, objective) if not entry.lacks]
     table = {
         "model": {"name": model.name, "fingerprint": model.fingerprint},
         "cluster": {"fingerprint": cluster.fingerprint},
@@ -198,7 +214,7 @@ def decoders_to_json(model: Decoder, cluster: Cluster, entries: Sequence[Compare
         "prompt": asked.prompt,
         "tokens": asked.tokens,
         "context": asked.context,
-        "sequences": asked.sequences,
+        "objective": objective,
         "devices": list(cluster.names),
         "systems": [_entry(entry) for entry in entries],
         "winner": able[0].system if able else None,
@@ -206,12 +222,19 @@ def decoders_to_json(model: Decoder, cluster: Cluster, entries: Sequence[Compare
     return json.dumps(table, indent=1) + "\n"
 
 
-def _figures(entry: ComparedDecoder) -> tuple[str, str, str]:
-    """Return a system's name, tokens a second, and seconds to the first."""
+def _headings(objective: str) -> tuple[str, ...]:
+    together = ("sequences", "of all\na second") if objective == "throughput" else ()
+    return ("system", *together, "tokens\na second", "first\ns")
+
+
+def _figures(entry: ComparedDecoder, objective: str) -> tuple[str, ...]:
+    """Return a system's name, tokens a second, and seconds to the first; where many count, of all sequences before."""
     planned = bool(entry.weights_bytes)
+    together = (str(entry.sequences), f"{entry.requests_per_s:.2f}") if planned else ("-", "-")
     return (
         entry.system + " †" * bool(entry.lacks),
-        f"{entry.requests_per_s:.2f}" if planned else "-",
+        *(together if objective == "throughput" else ()),
+        f"{1 / entry.seconds:.2f}" if planned else "-",
         f"{entry.first_s:.2f}" if planned else "-",
     )
 
@@ -222,6 +245,8 @@ def _entry(entry: ComparedDecoder) -> dict[str, Any]:
         "system": entry.system,
         "token_s": entry.seconds if planned else None,
         "first_s": entry.first_s if planned else None,
+        "sequences": entry.sequences if planned else None,
+        "tokens_per_s": entry.requests_per_s if planned else None,
         "bytes_on_wire": entry.bytes_on_wire,
         "weights_bytes": list(entry.weights_bytes),
         "lacks": entry.lacks,

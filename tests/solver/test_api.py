@@ -143,7 +143,7 @@ def test_what_cannot_be_planned_is_one_line(kept):
         ("bert-base", {"tokens": 3}),
         ("resnet18", {"rows": 3}),
         ("resnet18", {"layers": 3}),
-        ("llama-3.2-1b", {"objective": "throughput"}),
+        ("resnet50", {"objective": "throughput"}),
         ("llama-3.2-1b", {"prompt": 9000, "context": 64}),
         ("nobody/has-this", {}),
         (named_model("bert-base", 2), {"layers": 3}),

@@ -87,6 +87,27 @@ def test_how_the_plan_was_found_is_explained():
     assert f"it would take {1e3 * explained['fractions_s']:.1f} ms" in printed
 
 
+def test_most_tokens_a_second_of_all_sequences_are_planned_for(tmp_path):
+    """By as many sequences as that takes, or as are asked for."""
+    where = ("--model", "llama-3.2-1b", "--layers", "1", "--cluster", "pi4,pi5", "--context", "256")
+
+    def speed(*sequences):
+        path = tmp_path / "plan.json"
+        solver(*where, "--system", "megatron", "--objective", "throughput", *sequences, "--map", "--out", path)
+        priced = json.loads(solver("--price", path, *where[:-2], "--json").stdout)
+        return priced["sequences"], priced["tokens_per_s"]
+
+    (most, best), (two, less) = speed(), speed("--sequences", "2")
+    compared = json.loads(solver(*where, "--objective", "throughput", "--compare", "--json").stdout)
+    systems = {entry["system"]: entry for entry in compared["systems"]}
+
+    assert most > two == 2
+    assert best > 1.2 * less
+    assert (systems["megatron"]["sequences"], systems["megatron"]["tokens_per_s"]) == (most, best)
+    assert compared["winner"] == "hepti"
+    assert systems["hepti"]["tokens_per_s"] > best
+
+
 def test_a_map_says_who_has_what(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     done = solver(*HERE, "--map")

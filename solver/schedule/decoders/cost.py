@@ -483,6 +483,11 @@ def answer_seconds(s: DecoderSetting, plan: DecoderPlan, asked: TokenRequest) ->
     return float(answers_seconds(s, [plan], asked)[0])
 
 
+def tokens_per_s(s: DecoderSetting, plan: DecoderPlan, asked: TokenRequest) -> float:
+    """Return the tokens a second of the answers to all sequences together, of the time that their prompts take, too."""
+    return asked.sequences * asked.tokens / answer_seconds(s, plan, asked)
+
+
 def answers_seconds(s: DecoderSetting, plans: Sequence[DecoderPlan], asked: TokenRequest) -> Floats:
     """Return the seconds of an answer by plans of one structure, [n]."""
     return np.asarray(sum(often * _seconds(s, plans, *one) for often, *one in answer_passes(asked)))

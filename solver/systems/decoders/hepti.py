@@ -1,7 +1,8 @@
 """Hepti's own plan of a language model: the best of shares in one stage, of any devices, and of stages.
 
 Shares: `solver.programs.decoders.shares`. Stages pay where memory is scarce, and where links are so slow that exchanges
-within layers cost more than devices that wait. Layers go to stages by the dynamic program of `solver.programs.path`: a
+within layers cost more than devices that wait; of several sequences those of PipeEdge, too, whose slowest stage is the
+fastest. Layers go to stages by the dynamic program of `solver.programs.path`: a
 leg is a set T of devices; its layers take what shares of them do in which all are done at once, or as much as memory
 has room for, with their sums, and the hop to them; the last leg has to leave room for the head.
 Within a stage of several devices shares are found as for one. Of more than MOST devices it sees the fastest.
@@ -11,6 +12,7 @@ Of prompts output products are cut by rows where that is faster: all who have ro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -40,6 +42,7 @@ from solver.schedule.decoders.cost import (
 )
 from solver.schedule.decoders.memory import HELD, decoder_lacks, rank_memory, words_bytes, work_bytes
 from solver.systems.decoders.common import WholeLayers, finished, memory_room, plan_of, whole_layers
+from solver.systems.decoders.pipeedge import plan_pipeedge
 
 MOST = 8  # devices that the program of stages sees: 3^8 steps
 MOST_SHARING = 12  # devices that the program of shares sees
@@ -63,6 +66,9 @@ def plan_hepti(model: Decoder, cluster: Cluster, asked: TokenRequest, *, thoroug
     found = [plan] if (plan := best_shares(task)) else []
     if not found or thorough or _is_scarce(task) or _waits(s, found[0], asked):
         found += [plan for plan in [_staged(s, cluster, asked, whole)] if plan is not None]
+    if asked.sequences > 1:
+        with suppress(InfeasiblePlanError):
+            found.append(plan_pipeedge(model, cluster, asked))
     if not found:
         raise _no_room(s, cluster, asked, task)
     found += [other for plan in found for other in [_by_rows(s, cluster, plan, asked)] if other is not None]
