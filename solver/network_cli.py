@@ -128,7 +128,7 @@ def _check(options: argparse.Namespace) -> None:
         if not options.deadline_ms > 0:
             raise HeptiError(f"--deadline-ms is {options.deadline_ms:g}, must be above 0")
     if options.wire not in (None, *WIRES):
-        raise HeptiError(f"--wire {options.wire} is for a transformer's stages, a network sends {', '.join(WIRES)}")
+        raise HeptiError(f"--wire {options.wire} is for an encoder's stages, a network sends {', '.join(WIRES)}")
     if draws_map(options):
         check_map(options)
     other = "--compare" if options.compare else "--price" if options.price else ""

@@ -44,6 +44,7 @@ class Watch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._live.stop()
+        self._live.console.line()  # or the next line stands after the table's
 
     def show(self, drawn: Group) -> None:
         """Draw what was measured last."""

@@ -317,7 +317,7 @@ class DecoderKind(ModelKind):
 
     def show(self, answer: Answer) -> None:
         """Print the answer to a line of a file; others are printed as they come, if nothing is drawn meanwhile."""
-        if self._watch:
+        if self._watch and not self.silent:
             self._shown.append(answer)
         elif self._options.input is not None and self._options.output is None:
             print_answer(answer)
@@ -401,7 +401,7 @@ class DecoderKind(ModelKind):
 
     def tables(self, report: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> None:
         """Show the answers that waited, say which were cut, and who computed what."""
-        for answer in self._shown if self._options.output is None else ():
+        for answer in self._shown:
             print_answer(answer)
         if self._options.input is not None:
             self._tell_cut()
