@@ -85,6 +85,12 @@ async def start_streamed(command: Command, environment: Mapping[str, str]) -> St
         )
 
 
+def let_go(process: StreamedProcess) -> None:
+    """Close our ends of a program's streams, which what it has started may hold open; else they outlive the loop."""
+    transport: asyncio.SubprocessTransport = process._transport  # type: ignore[attr-defined]
+    transport.close()
+
+
 async def carry(command: Command, source: Iterable[bytes] = (), timeout_s: float = 60.0) -> tuple[int, str, str]:
     """Run a command that may fail, and hand it bytes; return its exit code, output and error output.
 

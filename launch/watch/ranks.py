@@ -117,6 +117,7 @@ class RankJob:
                         while self.code is None:
                             await asyncio.sleep(POLL_S)
         self._listening.cancel()
+        shell.let_go(self._process)
 
     def _said(self) -> str:
         return "".join(self._words)

@@ -1,6 +1,7 @@
 """What heartbeats say is lost, and how it is named."""
 
 import asyncio
+import gc
 import sys
 import time
 from types import SimpleNamespace
@@ -174,3 +175,21 @@ def test_why_mpirun_did_not_start_is_the_first_that_it_says(tmp_path, kept):
         return job.words()
 
     kept(asyncio.run(words()))
+
+
+def test_ranks_that_have_ended_leave_nothing_to_a_loop_that_is_closed(tmp_path, monkeypatch):
+    """What they have started may hold their streams open."""
+    complaints = []
+    monkeypatch.setattr(sys, "unraisablehook", complaints.append)
+
+    async def begun_and_ended():
+        job = await RankJob.start(1, ["pi-0"], ["sh", "-c", "setsid sleep 2 & exec sleep 60"], {}, tmp_path / "log")
+        await asyncio.sleep(0.1)
+        await job.end(hard=False)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begun_and_ended())
+    loop.close()
+    gc.collect()
+
+    assert not complaints
