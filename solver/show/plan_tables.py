@@ -124,7 +124,7 @@ def print_upgrades(console: Console, seconds: float, upgrades: Sequence[Upgrade]
     """Print what upgrades save of these seconds; `of` says what they are, where it is no request."""
     for upgrade in upgrades:
         part = upgrade.saved_s / seconds
-        console.print(f"{upgrade.change} saves {_ms(upgrade.saved_s)}{of} ({100 * part:.0f} %).")
+        console.print(f"{upgrade.change} would save {_ms(upgrade.saved_s)}{of} ({100 * part:.0f} %).")
 
 
 def print_estimated(

@@ -395,7 +395,7 @@ def test_advice_is_given_where_another_systems_plan_won(way, cluster, capsys):
         changes = {upgrade["change"]: upgrade["saved_s"] for upgrade in table["upgrades"]}
         assert 0 < changes["1 GiB more on pi-1"] < table["predicted"]["seconds"]
     else:
-        assert "1 GiB more on pi-1 saves" in out
+        assert "1 GiB more on pi-1 would save" in out
         assert "links of 94 Mbps to all" in out
 
 

@@ -33,14 +33,14 @@ class Kind:
 KINDS = {
     "encoder": Kind(
         ("--model", "bert-base", "--layers", "3"), named_model("bert-base", 3),
-        ("bert-base, 3 layers, 256 rows", "940 Mbps", "heads", "idle ms", "No plan beats", "saves"),
+        ("bert-base, 3 layers, 256 rows", "940 Mbps", "heads", "idle ms", "No plan beats", "would save"),
         ("single:pi-1", "megatron", "sequence", "galaxy", "pipeedge", "data"), "pi-1.memory_gib=0.1",
         ("step by step on pi-1", "ms in all"),
     ),
     "network": Kind(
         ("--model", "resnet18"), zoo_graph("resnet18"),
         ("resnet18, 49 nodes, 3.6 GFLOP", "940 Mbps", "conv1", "MFLOP", "ms for an image by hepti", "No plan beats",
-         "saves"),
+         "would save"),
         ("single:pi-1",), "pi-1.memory_gib=0.17", ("step by step on pi-1", "pixels"),
     ),
     "language model": Kind(
