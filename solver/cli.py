@@ -261,9 +261,7 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
         _explain(options, spec, cluster, found, solution)
         return
     tried = changes(spec, cluster, rows, solution) if system == DEFAULT else []
-    with progress("trying other clusters", len(tried), unit="clusters") as advance:
-        again_s = lambda other: plan_hepti(spec, other, rows, wire).predicted_s
-        better = upgrades(plan.predicted_s, again_s, tried, advance)
+    better = upgrades(plan.predicted_s, lambda other: plan_hepti(spec, other, rows, wire).predicted_s, tried)
     if not plan.in_one:
         _show_stages(options, spec, cluster, plan, found, better)
         return

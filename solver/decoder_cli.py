@@ -240,9 +240,7 @@ def _upgrades(
         plan = plan_decoder(DEFAULT, found.model, other, asked)
         return answer_seconds(setting_of(found.model, other, plan), plan, asked)
 
-    tried = usual_changes(found.cluster, others)
-    with progress("trying other clusters", len(tried), unit="clusters") as advance:
-        return upgrades(answer_s, again_s, tried, advance)
+    return upgrades(answer_s, again_s, usual_changes(found.cluster, others))
 
 
 def _price(options: argparse.Namespace, cluster: Cluster) -> None:

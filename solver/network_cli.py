@@ -180,10 +180,8 @@ def _show(options: argparse.Namespace, found: PricedNetwork) -> None:
         others = compare_networks(found.net, found.cluster, found.plan.wire, systems, advance)
     bound, seconds, better = network_bounds(found), found.price.prediction.seconds, list[Upgrade]()
     if found.plan.system == DEFAULT:
-        tried = usual_changes(found.cluster, others)
-        with progress("trying other clusters", len(tried), unit="clusters") as advance:
-            again_s = lambda other: plan_network(DEFAULT, found.net, other, found.plan.wire).predicted_s
-            better = upgrades(seconds, again_s, tried, advance)
+        again_s = lambda other: plan_network(DEFAULT, found.net, other, found.plan.wire).predicted_s
+        better = upgrades(seconds, again_s, usual_changes(found.cluster, others))
     if options.json:
         print(network_to_json(found, others, bound, better), end="")
         return

@@ -13,7 +13,7 @@ from pathlib import Path
 from launch.base.titles import heading
 from launch.bench import decode_command
 from launch.bench.decode import SUITE as DECODE
-from launch.bench.decode_command import OURS, PEER_PRECISION, USUAL
+from launch.bench.decode_command import NONE, OURS, PEER_PRECISION, USUAL
 from launch.compare.checkout import checkout
 from launch.compare.compare import Contest, compare
 from launch.compare.entrants import SINGLE, Kernels
@@ -37,7 +37,6 @@ from solver.systems import DECOUPLED, PLANNERS
 from solver.systems.convnets import SYSTEMS
 from solver.systems.named import ALONE
 
-NONE = "none"
 REPEAT, WARMUP = 5, 2  # requests of a round
 # What of other options a convolutional network takes.
 NETWORKS = {"precisions": ("float32",), "wires": ("float32", "float16")}

@@ -36,6 +36,10 @@ PEERS = (DLLAMA, LLAMACPP)
 NONE = "none"
 OURS = (*SYSTEMS, NONE)
 PEER_PRECISION = "int4"  # Q40 there, Q4_0 there: what both read
+# Options of other models alone, as they are where nobody gives them.
+OTHERS: Mapping[str, object] = {
+    "rows": None, "warmup": None, "against": None, "hostfile": None, "backends": ("auto",), "singles": (*RUNTIMES,),
+}  # fmt: skip
 OWN = ("prompt", "tokens", "context", "cache", "lookup", "boards", "peer")  # options
 USUAL = ("hepti", "megatron", SINGLE)
 PROMPT, TOKENS, CACHE, LOOKUP = 64, 32, "float32", "off"
@@ -81,10 +85,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _check(options: argparse.Namespace) -> None:
     """Refuse what is for other models, and put what is usual in the place of what was not said."""
     at_least(options, layers=1, prompt=2, tokens=2, context=1)
-    for name in ("rows", "warmup", "against", "hostfile"):
-        if getattr(options, name) is not None:
-            raise HeptiError(f"--{name} is for other models, {options.model} is a language model: leave it out")
-    for name, usual in (("backends", ("auto",)), ("singles", (*RUNTIMES,))):
+    for name, usual in OTHERS.items():
         if getattr(options, name) != usual:
             raise HeptiError(f"--{name} is for other models, {options.model} is a language model: leave it out")
     for name, value in USUALLY.items():

@@ -111,7 +111,7 @@ class Drift:
                 continue
             tracker, factor = self.compute[rank], float(part * due / seconds)
             if waited > REST * seconds and factor > tracker.factor:
-                # A guess may be mended; else only what is much faster has changed.
+                # A guess may be corrected; else only what is much faster has changed.
                 faster = tracker.guesses or factor >= RESTED * tracker.factor
                 factor = min(factor, max(1.0, tracker.factor)) if faster else tracker.factor
             elif waited > seconds:

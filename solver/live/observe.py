@@ -162,15 +162,15 @@ class Level:
         self._to_come = first
         self.since = 0  # measurements since the last change
         self._averaged = 0  # since the last change or restart
-        self._held = 0  # since the last one that was no mend: mends of a level do not make it short-lived
+        self._held = 0  # since the last one that corrected no guess: a level that was corrected has not changed anew
         self._sigma = NOISE
         self._cusums = _cusums(NOISE)
         self._noise = self._cusums[-1].change  # what differs by less is averaged
         self._recent = deque[float](maxlen=KEPT)
         self._part = 1.0  # of a request that the last measurement was of
         self._calm = 0
-        self._left = 1.0  # the level before the last change that was no mend
-        self._mended = 0.0  # by how much, as a logarithm, the last change mended the one before; 0: it did not
+        self._left = 1.0  # the level before the last change that corrected no guess
+        self._corrected = 0.0  # by so much, as a logarithm, the last change corrected the one before; or 0
 
     def observe(self, measured: float, part: float = 1.0) -> bool:
         """Take a measurement of the factor; return whether it was the last of a change.
@@ -216,7 +216,7 @@ class Level:
 
     @property
     def guesses(self) -> bool:
-        """Whether there was a change so lately that the level may yet be mended."""
+        """Whether there was a change so lately that the level may yet be corrected."""
         return self.changes > 0 and self.since <= SOON
 
     @property
@@ -265,23 +265,23 @@ class Level:
         measurements say little. In the lab a device that was back at 70 GFLOP/s from 17, with the few rows of a slow
         one, seemed to do 35 to 58, for which another plan is the best.
 
-        What is mended one way and then the other is put between: what a device seems to do depends on its share. In the
-        lab one of 17 GFLOP/s had 20 rows for 12, seemed to do 21, had 35 for that, seemed to do 14, and so on.
+        What is corrected one way and then the other is put between: what a device seems to do depends on its share. In
+        the lab one of 17 GFLOP/s had 20 rows for 12, seemed to do 21, had 35 for that, seemed to do 14, and so on.
         """
         way, rest = math.log(self._left / self.factor), math.log(self._left / level)
         if self.changes and (abs(rest) < self._noise or 0 < rest < REST_OF_WAY * way):
             level = self._left
         step = math.log(level / self.factor)
         back = abs(step) > abs(math.log(self._left / level))
-        mends = self.guesses and not back
-        if mends and step * self._mended < 0:
+        corrects = self.guesses and not back
+        if corrects and step * self._corrected < 0:
             level, step = math.sqrt(level * self.factor), step / 2
         if self.changes and back and self._held <= SOON + numbers:
             self._vary(2 * self._sigma)
-        if not mends:
+        if not corrects:
             self._left, self._held = self.factor, 0
         self.factor = level
-        self._mended = step if mends else 0.0
+        self._corrected = step if corrects else 0.0
         self.changes += 1
         self.since = self._averaged = 0
-        self._begin(1 / 2)  # the level is a guess: two more measurements mend it
+        self._begin(1 / 2)  # the level is a guess: two more measurements correct it

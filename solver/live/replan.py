@@ -47,9 +47,10 @@ NAMED = 2  # changes in a decision's line: the largest
 # At least so many requests are expected to follow; of a change that has lasted longer, as many as it has.
 LEAST_HORIZON = 20
 # Requests after a change, until it is looked whether others could have all weights, and, where a factor has moved so
-# far, for what is had at once: levels that were guesses are mended by then. In the lab a device that had had few rows
-# seemed to be back at 59 of its 70 GFLOP/s, for which rows seemed the best plan: 340 ms, where it is 295 as before.
-AGAIN, MENDED = 5, math.log(1.05)
+# far, for what is had at once: levels that were guesses are corrected by then. In the lab a device that had had few
+# rows seemed to be back at 59 of its 70 GFLOP/s, for which rows seemed the best plan: 340 ms, where it is 295 as
+# before.
+AGAIN, CORRECTED = 5, math.log(1.05)
 # Solutions that are kept: a device that has come back needs no other, and to solve takes rank 0, in the lab with 0.3 of
 # a core, 220 to 280 ms, for which a request waits.
 KNOWN = 8
@@ -159,7 +160,7 @@ class Replanner:
             return None
         now = self.drift.cluster
         others_could = self._others_could(now)
-        if not shifted and not others_could.any() and (self._is_known(factors) if lasted else moved < MENDED):
+        if not shifted and not others_could.any() and (self._is_known(factors) if lasted else moved < CORRECTED):
             self._again_at = 0 if lasted else self._requests + LEAST_HORIZON - self._since
             return None
         as_it_was = lasted and not shifted

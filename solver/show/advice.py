@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from solver.base.progress import progress
 from solver.cluster.cluster import GIB, MIB, Cluster
 from solver.cluster.curves import Floats
 from solver.model.spec import ModelSpec
@@ -153,16 +154,16 @@ def scarce_changes(cluster: Cluster, lacking: Sequence[int]) -> list[tuple[str, 
 
 
 def upgrades(
-    seconds: float, planned_s: Callable[[Cluster], float], tried: Sequence[tuple[str, Cluster]],
-    advance: Callable[[int], None],
-) -> list[Upgrade]:  # fmt: skip
-    """Return what changes save of these seconds, each with a plan of its own, the most first; `advance` gets 1 each."""
+    seconds: float, planned_s: Callable[[Cluster], float], tried: Sequence[tuple[str, Cluster]]
+) -> list[Upgrade]:
+    """Return what changes save of these seconds, each with a plan of its own, the most first; a person sees how far."""
     found = []
-    for change, better in tried:
-        saved_s = seconds - planned_s(better)
-        if saved_s > WORTH * seconds:
-            found.append(Upgrade(change, saved_s))
-        advance(1)
+    with progress("trying other clusters", len(tried), unit="clusters") as advance:
+        for change, better in tried:
+            saved_s = seconds - planned_s(better)
+            if saved_s > WORTH * seconds:
+                found.append(Upgrade(change, saved_s))
+            advance(1)
     return sorted(found, key=lambda upgrade: -upgrade.saved_s)
 
 

@@ -81,7 +81,8 @@ def test_a_plan_says_how_far_its_advice_and_its_comparison_are(cluster, monkeypa
         steps.append((label, total, ticks))
         yield ticks.append
 
-    monkeypatch.setattr("solver.cli.progress", counted)
+    for module in ("solver.cli", "solver.show.advice"):
+        monkeypatch.setattr(f"{module}.progress", counted)
 
     # Of a length of its own: what was planned before says nothing.
     assert main(["--model", "bert-base", "--cluster", str(cluster), "--rows", "65", "--json"]) == 0

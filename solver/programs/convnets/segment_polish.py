@@ -2,7 +2,7 @@
 
 The descent is that of all families (`solver.programs.moves.descend`), by the price of the whole plan, in which ranks do
 not wait for all others (`solver.schedule.clocks`). Of the moves of a segment the first that makes the plan faster is
-made: what is behind it is priced anew for each, so no others are priced for nothing.
+made: what comes after it is priced anew for each, so no others are priced for nothing.
 """
 
 from __future__ import annotations
